@@ -257,7 +257,8 @@ class Nodes:
         self.change(name, self.num_engines)
 
     def lull(self) -> None:
-        """Nobody asks for one model until Serve has removed all the engines that it may; then all clients ask again."""
+        """Nobody asks for one model, but for its adapters, until Serve has removed all the engines that it may; then all
+        clients ask again."""
         name = self._application()
         model, fewest = APPLICATIONS[name], FEWEST[name]
 

@@ -204,9 +204,8 @@ class FusedTransformer:
                     yield FusedTransformer._again, ()
                 case _:
                     raise AssertionError(f"layer {i}: {operation}")
-            (at, last), left = left[done - 1], left[done:]
-            has_again = at < end and Again() in self.config.layers[at]
-            if has_again and isinstance(last, Norm) and not isinstance(left[0][1], Add):  # else a norm of what is added
+            left = left[done:]
+            if left and isinstance(left[0][1], Route) and Again() in self.config.layers[left[0][0]]:
                 yield FusedTransformer._keep, ()
 
     def _held(self, layer: int, weight: Weight, kind: str = "weight") -> Any:
