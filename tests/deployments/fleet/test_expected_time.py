@@ -322,3 +322,11 @@ async def test_what_moves_to_an_engine_that_joins_is_no_more_than_its_share() ->
         assert 24 <= most <= 40, most
         for stream in streams:
             stream.cancel()
+
+
+def test_a_further_choice_of_a_prompt_costs_one_token() -> None:
+    stream, link = mock.Mock(), mock.Mock()
+    stream.sequence.length, link.state.block_size = 100, 16
+    prefixes = PromptPrefixes(Terms(), [1] * 100)
+    assert RoutedStream(stream, prefixes).num_new(link) == 100
+    assert RoutedStream(stream, prefixes, is_copy=True).num_new(link) == 1

@@ -123,6 +123,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mixtral", "num_local_experts": 4096, "intermediate_size": 2**20}, "which is out of range"),
     ({"model_type": "llama4_text", "moe_layers": 1}, "moe_layers' must be a list of layers"),
     ({"attention_chunk_size": 8192}, "attention_chunk_size 8192 is not supported"),
+    ({"use_qk_norm": True}, "use_qk_norm"),
+    ({"attn_temperature_tuning": True}, "attn_temperature_tuning"),
     ({"model_type": "gpt_oss", "swiglu_limit": 8.0}, "swiglu_limit 8.0 is not supported, only 7.0"),
     (
         {"model_type": "ministral3", "rope_scaling": {"rope_type": "default", "llama_4_scaling_beta": 0.1}},
