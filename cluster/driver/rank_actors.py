@@ -98,7 +98,8 @@ class RankActors:
 
     async def load(self, order: LoadOrder) -> list[RankReport]:
         """`RankControl.load` on every rank, with the GPUs that it is to see. Raises what `ray_calls.results_of_all` raises."""
-        calls = [actor.load.remote(order, self.visible_gpus(rank)) for rank, actor in enumerate(self.actors)]
+        keeper = None if order.store_path else self.actors[0]
+        calls = [actor.load.remote(order, self.visible_gpus(rank), keeper) for rank, actor in enumerate(self.actors)]
         return await results_of_all(calls, "loading")
 
     async def call(self, method: Callable[[Any], Awaitable[Any]], doing: str) -> list[Any]:
@@ -134,8 +135,8 @@ class RankActors:
         own: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return _shared_host(own, identities)
 
-    def store_host(self) -> str:
-        """Where rank 0 listens for the other ranks: loopback unless one of them is on another host."""
+    def rank_0_host(self) -> str:
+        """Rank 0's address for the other ranks: loopback unless one of them is on another host."""
         return _shared_host(self.identities[0].node_ip, self.identities.values())
 
     def visible_gpus(self, rank: int) -> tuple[str, ...]:

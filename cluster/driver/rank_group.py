@@ -19,7 +19,7 @@ from ray.util.placement_group import PlacementGroup
 from cluster.driver.fan_out import FanOut
 from cluster.driver.group_info import GroupInfo, GroupLimits
 from cluster.driver.rank_actors import STATUS_TIMEOUT_S, RankActors
-from cluster.driver.ray_calls import first_line, result_of, results_of_all
+from cluster.driver.ray_calls import first_line, result_of
 from cluster.wire.messages import MAX_FRAME_BYTES, largest_step_bytes, longest_sequence
 from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, LoadOrder, RunnerFactory
 from cluster.wire.rank_status import RankStatus
@@ -152,19 +152,21 @@ class RankGroup:
         await self.ranks.identify(self.epoch)
         if self._downloads:
             await self._fetch()
-        store_host = self.ranks.store_host()
         listen_host = self.ranks.listen_host()
         self._listener = RankListener(self.epoch, len(self.ranks), listen_host)
         await self._connect(await self._listener.open())
-        store_port, store_path = 0, ""
+        store_path = ""
         if listen_host is None:
             self._store_dir = SocketDir()
             store_path = str(self._store_dir.path / "store")
-        else:
-            (store_port,) = await results_of_all([self.ranks.actors[0].offer_store.remote(store_host)], "listening")
-        store = store_host, store_port, store_path
-        former_blocks = self._num_blocks or 0
-        order = LoadOrder(self._config, self._runner_factory, *store, self._limits.start_timeout_s, former_blocks)
+        order = LoadOrder(
+            self._config,
+            self._runner_factory,
+            self.ranks.rank_0_host(),
+            store_path,
+            self._limits.start_timeout_s,
+            former_blocks=self._num_blocks or 0,
+        )
         loads = await self.ranks.load(order)
         loaded_s = time.monotonic()
         num_blocks = self._common_num_blocks(loads)

@@ -10,7 +10,6 @@ import importlib
 import logging
 import os
 import platform
-import socket
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from tqdm import tqdm
 
@@ -58,7 +57,6 @@ class RankProcess:
         self._phase = Phase.STARTED
         self._bytes = (0, 0)
         self._downloads: Sequence[RemoteModel] = ()
-        self._listen_socket: socket.socket | None = None
         self._driver: FrameSocket | None = None
         self._runner: RankRunner | None = None
         self._executor: StepExecutor | None = None
@@ -107,14 +105,9 @@ class RankProcess:
         """Connect to the driver. Raises OSError."""
         self._driver = connect(invitation, self._rank, timeout_s)
 
-    def offer_store(self, host: str) -> int:
-        """Listen at `host` for the rendezvous, on a port that the kernel picks and that stays bound. Returns the port."""
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        self._listen_socket = socket.create_server((host, 0), family=family, backlog=self._world_size + 16)
-        port: int = self._listen_socket.getsockname()[1]
-        return port
-
-    def load(self, order: LoadOrder, visible_gpus: Sequence[str] = ()) -> RankReport:
+    def load(
+        self, order: LoadOrder, visible_gpus: Sequence[str] = (), call_store: Callable[..., Any] | None = None
+    ) -> RankReport:
         """Join the group and load the weights. Raises what the factory raises (CheckpointError, ConfigError, ...)."""
         assert self._share is not None
         began = time.monotonic()
@@ -124,9 +117,8 @@ class RankProcess:
             self._core_claim = cpu_pinning.pin_process(num_threads)
         _limit_threads(num_threads)
         device_index = _show_gpus(visible_gpus, self._share.gpu_ids)
-        self._choose_interface(order.store_host)
-        listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
-        rendezvous = RendezvousSpec(self._rank, self._world_size, order, listen_fd, num_threads, device_index)
+        self._choose_interface(order.rank_0_host)
+        rendezvous = RendezvousSpec(self._rank, self._world_size, order, call_store, num_threads, device_index)
         bar = LoadProgressBar(f"rank {self._rank} weights", self._write_line())
 
         def on_progress(loaded: int, total: int) -> None:
@@ -212,9 +204,9 @@ class RankProcess:
         for model in self._downloads:
             store.check_downloads(model, dict(digest.files) if digest is not None else None)
 
-    def _choose_interface(self, store_host: str) -> None:
+    def _choose_interface(self, rank_0_host: str) -> None:
         """Keep gloo and NCCL off every interface but the one that the ranks share, unless the operator has chosen one."""
-        own = store_host if is_loopback(store_host) else self._node_ip
+        own = rank_0_host if is_loopback(rank_0_host) else self._node_ip
         name = interface_of(own)
         if name is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -1,6 +1,5 @@
 """The default runner factory: joins torch's process group and loads the model."""
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -30,12 +29,7 @@ def load_model_runner(
     # In this thread, because it runs the steps. Setting the number again that OMP_NUM_THREADS has set would cost a thread pool.
     if torch.get_num_threads() != rendezvous.num_threads:
         torch.set_num_threads(rendezvous.num_threads)
-    if rendezvous.world_size > 1:
-        parallel = _join(config, rendezvous)
-    else:
-        parallel = alone(config.device)
-        if rendezvous.listen_fd is not None:
-            os.close(rendezvous.listen_fd)  # no other rank will connect
+    parallel = _join(config, rendezvous) if rendezvous.world_size > 1 else alone(config.device)
     vocabulary = partial(_grammar_vocabulary, config) if config.tokenizer_path else None
     runner = ModelRunner.load(
         config, parallel, on_progress, vocabulary=vocabulary, former_blocks=rendezvous.order.former_blocks
@@ -59,16 +53,11 @@ def _join(config: EngineConfig, rendezvous: RendezvousSpec) -> "Parallel":
     store: dist.Store  # type: ignore[name-defined]
     if order.store_path:  # which no other user can reach
         store = dist.FileStore(order.store_path, rendezvous.world_size)  # type: ignore[attr-defined]
-        store.set_timeout(timeout)
     else:
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            order.store_host,
-            order.store_port,
-            rendezvous.world_size,
-            is_master=rendezvous.listen_fd is not None,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=rendezvous.listen_fd,
-        )
+        from cluster.rank.call_store import CallStore
+
+        assert rendezvous.call_store is not None
+        store = CallStore(rendezvous.call_store)
+    store.set_timeout(timeout)
     place = rendezvous.rank, rendezvous.world_size
     return join(*place, config.device, store, order.timeout_s, rendezvous.device_index)

@@ -4,12 +4,12 @@ The driver imports this module to create the actor, so it must not import what o
 """
 
 import pkgutil
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import ray
 
-from cluster.wire.rank_runner import LoadOrder
+from cluster.wire.rank_runner import Keys, LoadOrder
 from cluster.wire.rank_status import RankIdentity, RankStatus, Share
 from cluster.wire.transport import Invitation
 from llama_core.rank_report import RankReport
@@ -27,10 +27,7 @@ class RankControl(Protocol):
         """Have the files of these models on the rank's node, of whose ranks one downloads them."""
 
     def connect(self, invitation: Invitation, timeout_s: float) -> None: ...
-    def offer_store(self, host: str) -> int:
-        """Rank 0 only, where the ranks are on several hosts."""
-
-    def load(self, order: LoadOrder, visible_gpus: Sequence[str]) -> RankReport:
+    def load(self, order: LoadOrder, visible_gpus: Sequence[str], call_store: Callable[..., Any] | None) -> RankReport:
         """visible_gpus: ids of the GPUs that the process is to see, its own included, in the order of all ranks of its node."""
 
     def prepare(self, num_blocks: int) -> None: ...
@@ -40,13 +37,14 @@ class RankControl(Protocol):
 
 
 class RankWorker:
-    """`RankControl` by Ray calls. They run in order on the actor's one default thread; `status` has a thread of its own."""
+    """`RankControl` by Ray calls. They run in order on the actor's one default thread; `status` and `store` have their own."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         context = ray.get_runtime_context()
         node_ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         rank_process = pkgutil.resolve_name(_RANK_PROCESS)
+        self._keys = Keys()
         self._process: RankControl = rank_process(rank, world_size, context.get_node_id(), node_ip)
 
     def preload(self, share: Share) -> bool:
@@ -62,17 +60,25 @@ class RankWorker:
     def connect(self, invitation: Invitation, timeout_s: float) -> None:
         self._process.connect(invitation, timeout_s)
 
-    def offer_store(self, host: str) -> int:
-        return self._process.offer_store(host)
+    def load(self, order: LoadOrder, visible_gpus: Sequence[str], keeper: Any | None) -> RankReport:
+        """keeper: the actor whose `store` the ranks meet in."""
 
-    def load(self, order: LoadOrder, visible_gpus: Sequence[str]) -> RankReport:
-        return self._process.load(order, visible_gpus)
+        def call_store(method: str, *arguments: Any) -> Any:
+            assert keeper is not None
+            return ray.get(keeper.store.remote(method, *arguments))
+
+        return self._process.load(order, visible_gpus, None if keeper is None else call_store)
 
     def prepare(self, num_blocks: int) -> None:
         self._process.prepare(num_blocks)
 
     def serve(self) -> None:
         self._process.serve()
+
+    @ray.method(concurrency_group="control")
+    def store(self, method: str, *arguments: Any) -> Any:
+        """A method of `Keys`. Callers have Ray's token, if Ray has one; torch's TCPStore would serve anybody."""
+        return getattr(self._keys, method)(*arguments)
 
     @ray.method(concurrency_group="control")
     def status(self) -> RankStatus:

@@ -22,6 +22,7 @@ from llama_core.errors import ConfigError
 from llama_core.model.share import SAMPLING_RANK
 
 _before_leaving: list[Callable[[], None]] = []
+_stores: list[Store] = []  # the group calls a store of Python's, and does not keep it alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ def join(
     if resolved.type == "cuda" and device_index >= (seen := torch.cuda.device_count()):
         raise ConfigError(f"rank {rank} is to use the GPU with index {device_index}, torch sees {seen}", param="device")
     timeout = datetime.timedelta(seconds=timeout_s)
+    _stores.append(store)
     _make_group(resolved, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return Parallel(rank, world_size, resolved)
 

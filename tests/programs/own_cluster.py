@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,7 @@ class Cluster:
 
     def start(self) -> None:
         """The launcher's commands, in its order."""
-        (self.directory / ".llama").mkdir()
-        (self.directory / ".llama" / "api_keys").write_text(f"{KEY}\n")
-        self.shell("ray get-auth-token --generate")
+        self.write_keys()
         port = free_port()
         self._node(f"--head --port={port} --dashboard-host={HOST} --dashboard-port={self._dashboard}")
         wait("the head", lambda: self.shell(f"ray health-check --address={HOST}:{port}", check=False))
@@ -73,11 +71,16 @@ class Cluster:
         agent = f"--dashboard-agent-listen-port={free_port()} --dashboard-agent-grpc-port={free_port()}"
         self._node(f"--address={HOST}:{port} {agent}")
 
-    def _node(self, options: str, common: str = OPTIONS) -> None:
+    def write_keys(self) -> None:
+        (self.directory / ".llama").mkdir()
+        (self.directory / ".llama" / "api_keys").write_text(f"{KEY}\n")
+        self.shell("ray get-auth-token --generate")
+
+    def _node(self, options: str, common: str = OPTIONS, prefix: Sequence[str] = ()) -> None:
         """Start a node. Like the service manager of a machine, start it again where `ray start` fails: it gives a raylet 30 s
         to register, which is not enough while other tests keep the machine busy."""
         log = self.directory / f"node-{len(self.nodes)}"
-        command = [str(DEPLOY / "start_node.sh"), *options.split(), *common.split()]
+        command = [*prefix, str(DEPLOY / "start_node.sh"), *options.split(), *common.split()]
         for _ in range(NODE_STARTS):
             with log.open("wb") as output:
                 node = subprocess.Popen(

@@ -126,11 +126,11 @@ class TellsStore:
     ) -> RankRunner:
         path = Path(rendezvous.order.store_path)
         mode = stat.S_IMODE(path.parent.stat().st_mode)
-        raise CheckpointError(f"{rendezvous.listen_fd} {rendezvous.order.store_port} {path.name} {mode:o}")
+        raise CheckpointError(f"{rendezvous.call_store} {path.name} {mode:o}")
 
 
 async def test_on_one_host_the_ranks_meet_in_a_private_file_and_no_port_takes_keys(start: Start) -> None:
-    with pytest.raises(CheckpointError, match=r"^None 0 store 700$"):
+    with pytest.raises(CheckpointError, match=r"^None store 700$"):
         await start(TellsStore())
     assert not socket_directories()
 

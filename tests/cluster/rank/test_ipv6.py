@@ -1,14 +1,12 @@
-"""Ranks whose nodes have IPv6 addresses only: rendezvous, interface and connection to the driver."""
+"""Ranks whose nodes have IPv6 addresses only: interface and connection to the driver."""
 
 import asyncio
 import socket
 import sys
-from datetime import timedelta
 
 import pytest
 
 from cluster.rank.network_interface import interface_of
-from cluster.rank.rank_process import RankProcess
 from cluster.wire.transport import RankListener, connect
 
 
@@ -21,22 +19,6 @@ def has_ipv6() -> bool:
 
 
 pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_rank_0_offers_the_rendezvous_store_at_an_address_of_either_family(host: str) -> None:
-    import torch.distributed as dist
-
-    rank = RankProcess(0, 2, "node", host)
-    port = rank.offer_store(host)
-    assert rank._listen_socket is not None
-    timeout = timedelta(seconds=60)
-    master = dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, 2, True, timeout, wait_for_workers=False, master_listen_fd=rank._listen_socket.detach()
-    )
-    client = dist.TCPStore(host, port, 2, False, timeout)  # type: ignore[attr-defined]
-    client.set("key", "value")
-    assert master.get("key") == b"value"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
