@@ -80,8 +80,6 @@ class FrontConnection(FrontSession, asyncio.Protocol):
     def _greet(self, hello: messages.Hello) -> None:
         if not hmac.compare_digest(hello.secret, self.fronts.secret):
             raise WireError("the secret is not this engine's")
-        if not messages.works_with(hello.protocol):
-            raise WireError(f"its protocol is {hello.protocol}, this engine's {PROTOCOL}")
         assert self._deadline is not None
         self._deadline.cancel()
         self._is_greeted = True

@@ -79,13 +79,14 @@ async def test_a_front_that_does_not_read_loses_its_connection(monkeypatch: pyte
 
 @pytest.mark.parametrize("protocol", [messages.PROTOCOL + 1, messages.PROTOCOL + 2])
 async def test_versions_one_apart_work_together_and_further_apart_streams_are_held(
-    monkeypatch: pytest.MonkeyPatch, protocol: int
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: int
 ) -> None:
     async with FleetOfEngines(quick) as fleet:
         first = await fleet.start()
         (stream,) = await fleet.submit([1, 5], PARAMS)
         await until(lambda: stream.sequence.length > 3)
         monkeypatch.setattr("deployments.links.front_server.PROTOCOL", protocol)
+        monkeypatch.setattr("deployments.links.engine_link.PROTOCOL", 2 * messages.PROTOCOL - protocol)
         await fleet.start()
         first.die()
         if protocol == messages.PROTOCOL + 1:
@@ -93,6 +94,7 @@ async def test_versions_one_apart_work_together_and_further_apart_streams_are_he
         else:
             await asyncio.sleep(0.1)
             assert not stream.ended and fleet.fleet.readiness().phase == "recovering"
+            assert f"its protocol is {protocol}: update engines and fronts one version at a time" in caplog.text
 
 
 async def test_an_engine_forgets_the_streams_of_a_connection_that_it_closes() -> None:
