@@ -41,23 +41,27 @@ struct StepPlan {
         tokens.clear();
         samples.clear();
         query_tiles.clear();
-        for (int i = 0; i < num_rows; i++) add(rows[i]);
+        int num = 0;
+        for (int i = 0; i < num_rows; i++) num += rows[i].length;
+        const int query_tile = num * s.kv_heads < s.threads * 8 * kLargeQueryTile ? kQueryTile : kLargeQueryTile;
+        for (int i = 0; i < num_rows; i++) add(rows[i], query_tile);
         // A task with several heads prefetches the next head's keys while it uses this head's. Every thread still gets tasks.
         heads_per_task = std::clamp(int(query_tiles.size()) * s.kv_heads / (s.threads * 8), 1, s.kv_heads);
     }
 
   private:
-    static constexpr int kQueryTile = 16;  // tokens
+    // Tokens. The keys and values are read once for a query tile. The large one is taken where each thread gets several tasks.
+    static constexpr int kQueryTile = 16, kLargeQueryTile = 128;
 
-    void add(const Row& row) {
+    void add(const Row& row, int query_tile) {
         const int first = num_tokens();
         for (int i = 0; i < row.length; i++) tokens.push_back({row.slot, row.start + i, false});
         const int end = row.start + row.length - 1;
         tokens.back().ends_new_kv_tile = end / kKvTile * kKvTile >= row.start;
         for (int i = row.length - row.samples; i < row.length; i++) samples.push_back({first + i, row.slot, row.start + i + 1});
         // The last query tile comes first: it attends to the most positions, so it takes the longest.
-        for (int to = row.length; to > 0; to -= kQueryTile) {
-            const int from = std::max(0, to - kQueryTile);
+        for (int to = row.length; to > 0; to -= query_tile) {
+            const int from = std::max(0, to - query_tile);
             query_tiles.push_back({row.slot, first + from, first + to});
         }
     }

@@ -78,6 +78,15 @@ inline float max(Vec v) {
     return fold(v, [](auto a, auto b) { return select(a > b, a, b); });
 }
 
+// Whether any lane of a comparison is true.
+inline bool any(IVec v) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)v);
+#else
+    return fold(v, [](auto a, auto b) { return a | b; });
+#endif
+}
+
 // bfloat16 is the upper half of a float, rounded to nearest even.
 
 inline float widen(bf16 x) {
@@ -220,6 +229,29 @@ inline Vec exp(Vec x) {
     IVec exponent = ((IVec)shifted - (IVec)magic + 127) << 23;
     Vec result = select(x > low, p * (Vec)exponent, Vec{});
     return select(x == x, result, x);  // NaN stays NaN
+#endif
+}
+
+// 2^x to 2 ulp for x <= 0, 2^-126 for less; exp2(0) is exactly 1, exp2(NaN) NaN. The minimax polynomial of 2^r for |r| <= 1/2.
+inline Vec exp2(Vec x) {
+    const Vec magic = splat(12582912.0f), low = splat(-126.0f);
+#if defined(__AVX512F__)
+    Vec inside = (Vec)_mm512_max_ps((__m512)low, (__m512)x);  // x if x is NaN
+#else
+    Vec inside = select(x < low, low, x);
+#endif
+    Vec shifted = inside + magic;
+    Vec n = shifted - magic, r = inside - n;
+    Vec p = splat(1.326472731e-3f);
+    p = fma(p, r, splat(9.671512991e-3f));
+    p = fma(p, r, splat(5.550733581e-2f));
+    p = fma(p, r, splat(2.402224243e-1f));
+    p = fma(p, r, splat(6.931470037e-1f));
+    p = fma(p, r, splat(1.0f));
+#if defined(__AVX512F__)
+    return (Vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    return p * (Vec)(((IVec)shifted - (IVec)magic + 127) << 23);
 #endif
 }
 

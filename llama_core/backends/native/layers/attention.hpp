@@ -39,56 +39,85 @@ inline void add_values(const T (*weights)[kChunk], const T* const* kv_tiles, int
         UNROLL for (int d = 0; d < D; d++) store(sums + n * stride + d * kLanes, acc[n][d]);
 }
 
-// N queries of one sequence and one key/value head.
+// Adds a chunk to the sums [N][head_dim] of N queries.
 template <class T, int N>
-void attend(const Query<T>* queries, const Cache<T>& cache, const Source& from, int head_dim, float scale) {
+inline void add_chunk(const Query<T>* queries, const Chunk<T>& chunk, int head_dim, float scale, RunningSoftmax* running,
+                      float* sums) {
     constexpr int step = Dot<T>::kStep;
     alignas(64) float products[N][kChunk];
     alignas(64) T weights[N][kChunk];
-    alignas(64) float sums[N][kMaxHeadDim];
-    RunningSoftmax running[N];
-    const Span span(queries, N);
-    for (int n = 0; n < N; n++) running[n].begin(queries[n].sink), std::memset(sums[n], 0, head_dim * sizeof(float));
-    for (int begin = span.first; begin <= span.last; begin = Span::after(begin)) {
-        const Chunk<T> chunk(cache, from, head_dim, begin, span);
-        if (chunk.count == kChunkTiles)
-            multiply_keys<T, N, kChunkTiles>(queries, chunk.keys, head_dim, products);
-        else
-            for (int c = 0; c < chunk.count; c++)
-                multiply_keys<T, N, 1>(queries, chunk.keys + c, head_dim, reinterpret_cast<float(*)[kChunk]>(&products[0][c * kKvTile]));
-        for (int n = 0; n < N; n++) {
-            const Query<T>& query = queries[n];
-            const float shrink = running[n].add(products[n], scale, weights[n], chunk.count, begin, query.first, query.last);
-            if (shrink != 1.0f)
-                for (int d = 0; d < head_dim; d += kLanes) store(sums[n] + d, load(sums[n] + d) * splat(shrink));
-        }
-        int d = 0;
-        const T* at[kChunkTiles];
-        for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
-            for (int c = 0; c < chunk.count; c++) at[c] = chunk.values[c] + d * step;
-            add_values<T, N, 4>(weights, at, chunk.count, head_dim, sums[0] + d, kMaxHeadDim);
-        }
-        for (; d < head_dim; d += kLanes) {
-            for (int c = 0; c < chunk.count; c++) at[c] = chunk.values[c] + d * step;
-            add_values<T, N, 1>(weights, at, chunk.count, head_dim, sums[0] + d, kMaxHeadDim);
-        }
+    if (chunk.count == kChunkTiles)
+        multiply_keys<T, N, kChunkTiles>(queries, chunk.keys, head_dim, products);
+    else
+        for (int c = 0; c < chunk.count; c++)
+            multiply_keys<T, N, 1>(queries, chunk.keys + c, head_dim, reinterpret_cast<float(*)[kChunk]>(&products[0][c * kKvTile]));
+    for (int n = 0; n < N; n++) {
+        const float shrink =
+            running[n].add(products[n], scale, weights[n], chunk.count, chunk.begin, queries[n].first, queries[n].last);
+        float* sum = sums + n * head_dim;
+        if (shrink != 1.0f)
+            for (int d = 0; d < head_dim; d += kLanes) store(sum + d, load(sum + d) * splat(shrink));
     }
-    for (int n = 0; n < N; n++)
-        for (int d = 0; d < head_dim; d += kLanes) store(queries[n].out + d, load(sums[n] + d) * splat(1.0f / running[n].total));
+    int d = 0;
+    const T* at[kChunkTiles];
+    for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
+        for (int c = 0; c < chunk.count; c++) at[c] = chunk.values[c] + d * step;
+        add_values<T, N, 4>(weights, at, chunk.count, head_dim, sums + d, head_dim);
+    }
+    for (; d < head_dim; d += kLanes) {
+        for (int c = 0; c < chunk.count; c++) at[c] = chunk.values[c] + d * step;
+        add_values<T, N, 1>(weights, at, chunk.count, head_dim, sums + d, head_dim);
+    }
 }
 
-// Any number of queries of one sequence and one key/value head. An AttentionTiles is alive.
 template <class T>
-void attend_all(const Query<T>* queries, int num, const Cache<T>& cache, const Source& from, int head_dim, float scale) {
+struct VectorQueries {
+    static constexpr int kGroup = 4;
+    const Query<T>* queries;
+    const int head_dim;
+
+    VectorQueries(const Query<T>* queries, int, int head_dim) : queries(queries), head_dim(head_dim) {}
+    void add(int first, int num, const Chunk<T>& chunk, float scale, RunningSoftmax* running, float* sums) {
+        by_rows<kGroup>(num, false, [&](auto n, auto, int) {
+            add_chunk<T, n>(queries + first, chunk, head_dim, scale, running + first, sums + first * head_dim);
+        });
+    }
+    void finish() {}
+};
+
+// Each chunk of the cache is read once for all queries, by `Queries` in groups.
+template <class Queries, class T>
+inline void attend_by(const Query<T>* queries, int num, const Cache<T>& cache, const Source& from, int head_dim, float scale) {
+    constexpr int kGroup = Queries::kGroup;
+    Queries each(queries, num, head_dim);
+    alignas(64) float sums[kMostQueries * kMaxHeadDim];  // rows are packed
+    RunningSoftmax running[kMostQueries];
+    Span groups[(kMostQueries + kGroup - 1) / kGroup];
+    const Span span(queries, num);
+    for (int n = 0; n < num; n++) running[n].begin(queries[n].sink);
+    for (int n = 0; n < num; n += kGroup) groups[n / kGroup] = Span(queries + n, std::min(kGroup, num - n));
+    std::memset(sums, 0, num * head_dim * sizeof(float));
+    for (int begin = span.first; begin <= span.last; begin = Span::after(begin)) {
+        const Chunk<T> chunk(cache, from, head_dim, begin, span);
+        for (int n = 0; n < num; n += kGroup)
+            if (groups[n / kGroup].meets_chunk(begin))
+                each.add(n, std::min(kGroup, num - n), chunk, scale * kLog2E, running, sums);
+    }
+    each.finish();
+    for (int n = 0; n < num; n++) {
+        const Vec inverse = splat(1.0f / sum(running[n].total));
+        for (int d = 0; d < head_dim; d += kLanes) store(queries[n].out + d, load(sums + n * head_dim + d) * inverse);
+    }
+}
+
+// Up to kMostQueries queries of one sequence and one key/value head. An AttentionTiles is alive.
+template <class T>
+void attend(const Query<T>* queries, int num, const Cache<T>& cache, const Source& from, int head_dim, float scale) {
 #if defined(LLAMA_AMX)
     if constexpr (std::is_same_v<T, bf16>)
-        if (head_dim % 32 == 0) {
-            for (int n = 0; n < num; n += kTileQueries)
-                attend_tiles(queries + n, std::min(kTileQueries, num - n), cache, from, head_dim, scale);
-            return;
-        }
+        if (head_dim % 32 == 0) return attend_by<TileQueries>(queries, num, cache, from, head_dim, scale);
 #endif
-    by_rows<4>(num, false, [&](auto n, auto, int first) { attend<T, n>(queries + first, cache, from, head_dim, scale); });
+    attend_by<VectorQueries<T>>(queries, num, cache, from, head_dim, scale);
 }
 
 }  // namespace kernels

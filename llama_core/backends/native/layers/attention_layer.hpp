@@ -85,8 +85,6 @@ class AttentionLayer {
     }
 
   private:
-    static constexpr int kBatch = 16;  // queries that are multiplied with the keys together
-
     const int64_t* block_table_of(int slot, const Slots& slots) const {
         return slots.block_tables + size_t(slot) * shape_.blocks_per_sequence;
     }
@@ -126,11 +124,11 @@ class AttentionLayer {
         const int group = shape_.heads / shape_.kv_heads;
         if (!scale) scale = 1.0f / std::sqrt(float(shape_.head_dim));
         const bool direct = head_dim_ == shape_.head_dim;
-        alignas(64) T spare[kBatch][kernels::kMaxHeadDim];
-        Query<T> queries[kBatch];
+        alignas(64) T spare[kernels::kMostQueries][kernels::kMaxHeadDim];
+        Query<T> queries[kernels::kMostQueries];
         const int count = (tile.end - tile.begin) * group;
-        for (int first = 0; first < count; first += kBatch) {
-            const int num = std::min(kBatch, count - first);
+        for (int first = 0; first < count; first += kernels::kMostQueries) {
+            const int num = std::min(kernels::kMostQueries, count - first);
             for (int i = 0; i < num; i++) {
                 const int t = tile.begin + (first + i) / group, head = from.head * group + (first + i) % group;
                 T* out = to[t] + head * shape_.head_dim;
@@ -138,7 +136,7 @@ class AttentionLayer {
                 queries[i] = {queries_[t] + head * head_dim_, direct ? out : spare[i], first_seen(last, window), last,
                               sinks ? widen(sinks[head]) : kLowest};
             }
-            kernels::attend_all(queries, num, cache_, from, head_dim_, scale);
+            kernels::attend(queries, num, cache_, from, head_dim_, scale);
             for (int i = 0; i < num && !direct; i++) {
                 const int t = tile.begin + (first + i) / group, head = from.head * group + (first + i) % group;
                 std::memcpy(static_cast<void*>(to[t] + head * shape_.head_dim), spare[i], shape_.head_dim * sizeof(T));

@@ -32,45 +32,61 @@ struct Query {
 namespace kernels {
 
 constexpr int kMaxHeadDim = 512;
+constexpr int kMostQueries = 128;  // that read a chunk of the cache together
 
-// The running softmax of one query: the greatest score so far, and the sum of e^(score - greatest).
+constexpr float kLog2E = 1.44269504f;
+
+// The running softmax of one query: the greatest score so far, and each lane's sum of 2^(score - greatest). A score is a product
+// of query and key times `scale`, which is positive and includes log2(e).
 struct RunningSoftmax {
-    float most = kLowest, total = 0;
+    Vec total = {};
+    float most = kLowest;
 
-    void begin(float sink) { most = sink, total = sink > kLowest; }
+    void begin(float sink) { most = sink * kLog2E, total = Vec{sink > kLowest ? 1.0f : 0.0f}; }
 
     // Adds the products of `count` KV tiles that begin at position `begin`; the query sees positions first .. last. Writes the
     // weights of these tiles, and returns the factor by which the caller multiplies its earlier sums.
     template <class T>
     float add(const float* products, float scale, T* weights, int count, int begin, int first, int last) {
-        if (first <= begin) return add_seen<false>(products, scale, weights, count, begin, first, last);
-        if (first < begin + count * kKvTile) return add_seen<true>(products, scale, weights, count, begin, first, last);
-        std::fill(weights, weights + count * kKvTile, T{});  // another query of the tile sees these positions
+        const int end = begin + count * kKvTile;
+        if (first <= begin && last >= end - 1) return add_seen<false>(products, scale, weights, count, 0, 0);
+        if (first < end && last >= begin) return add_seen<true>(products, scale, weights, count, first - begin, last - begin);
+        std::fill(weights, weights + count * kKvTile, T{});  // another query of the group sees these positions
         return 1.0f;
     }
 
   private:
-    template <bool HidesFirst, class T>
-    float add_seen(const float* products, float scale, T* weights, int count, int begin, int first, int last) {
+    // `first` and `last`: the positions that the query sees, if HidesSome, from the first one on.
+    template <bool HidesSome, class T>
+    float add_seen(const float* products, float scale, T* weights, int count, int first, int last) {
         static constexpr int32_t kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const IVec lanes = load_as<IVec>(kNumbers);
-        Vec scores[kChunkTiles], highest = splat(kLowest), sums = Vec{};
+        Vec seen[kChunkTiles], highest = splat(kLowest);
         for (int c = 0; c < count; c++) {
-            const int seen = last - begin - c * kKvTile;  // the last lane that the query sees
-            scores[c] = select(lanes <= seen, load(products + c * kKvTile) * splat(scale), splat(kLowest));
-            if constexpr (HidesFirst) scores[c] = select(lanes >= first - begin - c * kKvTile, scores[c], splat(kLowest));
-            highest = max(highest, scores[c]);
+            seen[c] = load(products + c * kKvTile);
+            if constexpr (HidesSome) seen[c] = select(is_seen(lanes, c, first, last), seen[c], splat(kLowest));
+            highest = max(highest, seen[c]);
         }
-        const float now = std::max(most, max(highest));
+        float shrink = 1.0f;
+        if (any(highest * splat(scale) > splat(most))) {
+            const float now = max(highest) * scale;
+            shrink = exp2(splat(most - now))[0];
+            most = now;
+            total = total * splat(shrink);
+        }
+        Vec sums = total;
         for (int c = 0; c < count; c++) {
-            Vec weight = exp(scores[c] - splat(now));
+            Vec weight = exp2(fma(seen[c], splat(scale), splat(-most)));
+            if constexpr (HidesSome) weight = select(is_seen(lanes, c, first, last), weight, Vec{});
             store(weights + c * kKvTile, weight);
             sums += weight;
         }
-        const float shrink = most == now ? 1.0f : exp(splat(most - now))[0];
-        total = fma(total, shrink, sum(sums));
-        most = now;
+        total = sums;
         return shrink;
+    }
+
+    static IVec is_seen(IVec lanes, int c, int first, int last) {
+        return (lanes >= first - c * kKvTile) & (lanes <= last - c * kKvTile);
     }
 };
 
@@ -84,11 +100,13 @@ struct Source {
 struct Span {
     int first = INT_MAX, last = 0;
 
+    Span() = default;
     template <class T>
     Span(const Query<T>* queries, int num) {
         for (int n = 0; n < num; n++) first = std::min(first, queries[n].first), last = std::max(last, queries[n].last);
         first = first / kKvTile * kKvTile;
     }
+    bool meets_chunk(int begin) const { return begin <= last && after(begin) > first; }
     // The first position of the chunk after the one of `begin`: chunks end at multiples of kChunk.
     static int after(int begin) { return begin / kChunk * kChunk + kChunk; }
 };
@@ -97,11 +115,11 @@ struct Span {
 // chunk. Only positions of `span` are looked up in the block table: the blocks before it may have been freed.
 template <class T>
 struct Chunk {
-    int count;
+    int begin, count;
     const T *keys[kChunkTiles], *values[kChunkTiles];
 
     Chunk(const Cache<T>& cache, const Source& from, int head_dim, int begin, const Span& span)
-        : count(kv_tiles(begin, span.last)) {
+        : begin(begin), count(kv_tiles(begin, span.last)) {
         for (int c = 0; c < count; c++) {
             keys[c] = cache.keys(from.layer, from.head, from.block_table, begin + c * kKvTile);
             values[c] = cache.values(from.layer, from.head, from.block_table, begin + c * kKvTile);
