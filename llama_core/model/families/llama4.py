@@ -8,7 +8,7 @@ from typing import Any
 from llama_core.model import llama
 from llama_core.model.family import Family, Given
 from llama_core.model.fields import Fields
-from llama_core.model.operations import Add, Again, ExpertRows, Extent, GatedLinear, Layer, Linear, Temperature
+from llama_core.model.operations import Add, ExpertRows, Layer, Temperature
 
 _QKV = replace(llama.Q, is_rotated=False), replace(llama.K, is_rotated=False), llama.V  # rows lie in Meta's order
 _ROUTER = replace(llama.ROUTER, hugging_face="feed_forward.router")
@@ -22,20 +22,10 @@ _GATE, _UP, _DOWN = (
 )
 
 
-def _dense(place: str, tensors: str, width: Extent) -> Layer:
-    """A gated layer without routes. place: of its weights. tensors: the begin of the tensors' names."""
-    gate, up, down = (
-        replace(
-            each, name=each.name.replace("feed_forward", place), hugging_face=each.hugging_face.replace("mlp", place)
-        )
-        for each in (llama.GATE, llama.UP, llama.DOWN)
-    )
-    parts = replace(gate, outputs=width), replace(up, outputs=width)
-    return GatedLinear(f"{tensors}gate_up", parts), Linear(f"{tensors}down", (replace(down, inputs=width),))
-
-
-_DENSE = _dense("feed_forward", "", "hidden")
-_SHARED = _dense("feed_forward.shared_expert", "shared_", "expert_hidden")
+_DENSE_GATE, _DENSE_UP, _DENSE_DOWN = (
+    replace(weight, hugging_face=weight.hugging_face.replace("mlp", "feed_forward"))
+    for weight in (llama.GATE, llama.UP, llama.DOWN)
+)
 
 
 def _has_experts(fields: Fields, i: int) -> bool:
@@ -51,10 +41,10 @@ def _layer(given: Given, i: int) -> Layer:
     fields, rotates, temperature = given.fields, llama.has_rope(given.fields, i), None
     if not rotates and fields.given.get("attn_temperature_tuning"):  # a flag, or 4 in files of 2025
         temperature = Temperature(fields.number("attn_scale") or 0.0, fields.integer("floor_scale"), ahead=1)
-    fed = _DENSE
+    fed = llama.feed_forward(given, gate=_DENSE_GATE, up=_DENSE_UP, down=_DENSE_DOWN)
     if _has_experts(fields, i):
         routed = llama.experts(fields, router=_ROUTER, gate=_GATE, up=_UP, down=_DOWN, scales_inputs=True)
-        fed = *routed, Add(), Again(), *_SHARED
+        fed = *routed, Add(), *llama.shared_expert("feed_forward.shared_expert")
     # transformers norms after the rotation, which keeps a head's sum of squares.
     norms = rotates and fields.flag("use_qk_norm")
     return llama.llama_layer(
@@ -64,7 +54,8 @@ def _layer(given: Given, i: int) -> Layer:
 
 def _sizes(fields: Fields) -> Mapping[str, Any]:
     """Llama Guard 4 has no experts."""
-    of_experts = {} if fields.given.get("moe_layers") == [] else llama.expert_sizes(16, "intermediate_size")(fields)
+    sizes = llama.expert_sizes(16, "intermediate_size", "intermediate_size")
+    of_experts = {} if fields.given.get("moe_layers") == [] else sizes(fields)
     return {**of_experts, "hidden_dim": fields.integer("intermediate_size_mlp")}
 
 
