@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "olmo2": (gguf.MODEL_ARCH.OLMO2, False),
     "olmo3": (gguf.MODEL_ARCH.OLMO2, False),
     "mixtral": (gguf.MODEL_ARCH.LLAMA, True),
+    "qwen2-moe": (gguf.MODEL_ARCH.QWEN2MOE, False),
     "qwen3-moe": (gguf.MODEL_ARCH.QWEN3MOE, False),
     "smollm3": (gguf.MODEL_ARCH.SMOLLM3, True),
     "gpt-oss": (gguf.MODEL_ARCH.GPT_OSS, False),
@@ -89,6 +90,8 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
         writer.add_expert_used_count(given["num_experts_per_tok"])
     if (width := given["intermediate_size"] if name == "gpt-oss" else given.get("moe_intermediate_size")) is not None:
         writer.add_expert_feed_forward_length(width)
+    if (width := given.get("shared_expert_intermediate_size")) is not None:
+        writer.add_expert_shared_feed_forward_length(width)
     factors: dict[gguf.MODEL_TENSOR, list[float]] = {}
     if scaling.get("type") == "longrope":
         original = given["original_max_position_embeddings"]
@@ -105,6 +108,8 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
             weight = _permuted(weight, heads if ".q_proj." in stored else given["num_key_value_heads"])
         if name == "gemma3" and stored.endswith("norm.weight"):
             weight = weight + 1
+        if ".shared_expert_gate." in stored:
+            weight = weight[0]  # of one row, as converters of 2024 write it
         own = names.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert own is not None
         writer.add_tensor(own, weight.float().contiguous().numpy())
