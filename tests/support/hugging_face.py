@@ -166,6 +166,14 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         | {"num_local_experts": 6, "interleave_moe_layer_step": 2, "attention_chunk_size": 24, "floor_scale": 8}
         | {"rope_scaling": {"rope_type": "llama3"} | _LLAMA3 | {"high_freq_factor": 1.0}, "rope_theta": 5e5},
     },
+    "llama4-scout": _SHAPE
+    | {"model_type": "llama4_text", "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 1}
+    | {"num_hidden_layers": 5, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 160, "rope_theta": 5e5}
+    | {"max_position_embeddings": 131_072}
+    | {
+        "rope_scaling": {"rope_type": "llama3", "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0}
+        | {"original_max_position_embeddings": 8192}
+    },
     "llama4-moe": _SHAPE
     | {"model_type": "llama4_text", "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2}
     | {"intermediate_size_mlp": 64, "moe_layers": [0, 2], "no_rope_layers": [1, 0, 1], "use_qk_norm": False}

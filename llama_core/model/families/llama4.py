@@ -45,8 +45,9 @@ def _layer(given: Given, i: int) -> Layer:
     if _has_experts(fields, i):
         routed = llama.experts(fields, router=_ROUTER, gate=_GATE, up=_UP, down=_DOWN, scales_inputs=True)
         fed = *routed, Add(), *llama.shared_expert("feed_forward.shared_expert")
-    # transformers norms after the rotation, which keeps a head's sum of squares.
-    norms = rotates and fields.flag("use_qk_norm")
+    # transformers norms after the rotation, which keeps a head's sum of squares. GGUF does not say whether: llama.cpp does it
+    # but in models of 128 experts, such as Maverick.
+    norms = rotates and fields.flag("use_qk_norm", fields.given.get("num_experts") != 128)
     return llama.llama_layer(
         given, i, fed=fed, qkv=_QKV, rotates=rotates, has_plain_norms=norms, temperature=temperature
     )
@@ -59,27 +60,29 @@ def _sizes(fields: Fields) -> Mapping[str, Any]:
     return {**of_experts, "hidden_dim": fields.integer("intermediate_size_mlp")}
 
 
-_SWITCHES = {"use_qk_norm": True, "attn_temperature_tuning": True, "attention_chunk_size": 8192}
+# What GGUF files do not say: llama.cpp's code has these values.
+_UNSAID = {
+    **{"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1},
+    **{"attention_chunk_size": 8192, "no_rope_layer_interval": 4},
+}
 
 FAMILIES = (
     Family(
         "llama4_text",
         _layer,
-        {
-            **{"max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
-            **{
-                "intermediate_size": 8192,
-                "intermediate_size_mlp": 16_384,
-                "rope_theta": 500_000.0,
-                "layer_types": None,
-            },
-            **{"num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "no_rope_layer_interval": 4},
-            **{**_SWITCHES, "floor_scale": 8192, "attn_scale": 0.1},
-        },
+        _UNSAID
+        | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
+        | {"intermediate_size": 8192, "intermediate_size_mlp": 16_384, "rope_theta": 500_000.0, "layer_types": None}
+        | {"num_experts_per_tok": 1, "interleave_moe_layer_step": 1},
         is_sliding=llama.has_rope,
         optional_bias=("attention_bias",),
-        reads=llama.EXPERT_FIELDS | dict.fromkeys((*_SWITCHES, "no_rope_layers", "no_rope_layer_interval"), ""),
+        reads=llama.EXPERT_FIELDS
+        | dict.fromkeys((*_UNSAID, "use_qk_norm", "no_rope_layers"), "")
+        | {"interleave_moe_layer_step": "interleave_moe_layer_step", "intermediate_size_mlp": "feed_forward_length"}
+        | {"intermediate_size": "expert_feed_forward_length"},
         model=_sizes,
         wrappers=("llama4",),
+        gguf="llama4",
+        gguf_has_experts=True,
     ),
 )
