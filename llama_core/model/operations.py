@@ -25,7 +25,8 @@ class Weight:
     are of heads that the rotary embedding turns, which formats order differently. offset: of a norm, whose factors are offset +
     weight; GGUF files hold the factors. of_experts: each expert has one, with its number for {} in name and hugging_face; GGUF
     files hold those of all experts in one tensor. rows: how Hugging Face's files hold them, if they do that too; then, or if
-    is_bare, ".weight" does not follow the name there, and "_bias" the name of the bias.
+    is_bare, ".weight" does not follow the name there, and "_bias" the name of the bias. alone: the name in files of a tensor
+    for each expert, as quantizers write them, where others have rows.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Weight:
     of_experts: bool = False
     rows: "ExpertRows | None" = None
     is_bare: bool = False
+    alone: str = ""
 
 
 class ExpertRows(NamedTuple):

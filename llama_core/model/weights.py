@@ -33,7 +33,7 @@ class WeightSpec:
     the matrix of a linear layer. hugging_face, gguf: the names there of a tensor that has stored_rows rows, of which this
     weight's begin with first_row. is_rotated, offset: see `Weight`. division: of what the divided dimension consists. unit:
     indices of the dimension for each of them. expert: its number, of a weight that each expert has; GGUF files
-    hold those of all experts in one tensor, and Hugging Face's do where `rows` says how.
+    hold those of all experts in one tensor, and Hugging Face's do where `rows` says how. alone: its name where they do not.
     """
 
     shape: tuple[int, ...]
@@ -50,6 +50,7 @@ class WeightSpec:
     offset: float
     expert: int | None = None
     rows: ExpertRows | None = None
+    alone: str = ""
 
     @property
     def takes_adapters(self) -> bool:
@@ -129,6 +130,7 @@ def _specs(
                 offset=weight.offset,
                 expert=expert,
                 rows=weight.rows,
+                alone=weight.alone and f"{hugging_face}{weight.alone.format(expert)}.weight",
             )
     return found
 

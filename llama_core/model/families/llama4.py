@@ -13,7 +13,12 @@ from llama_core.model.operations import Add, ExpertRows, Layer, Temperature
 _QKV = replace(llama.Q, is_rotated=False), replace(llama.K, is_rotated=False), llama.V  # rows lie in Meta's order
 _ROUTER = replace(llama.ROUTER, hugging_face="feed_forward.router")
 _GATE, _UP, _DOWN = (
-    replace(weight, hugging_face=f"feed_forward.experts.{name}_proj", rows=rows)
+    replace(
+        weight,
+        hugging_face=f"feed_forward.experts.{name}_proj",
+        rows=rows,
+        alone=weight.hugging_face.replace("mlp", "feed_forward"),
+    )
     for weight, name, rows in (
         (llama.EXPERT_GATE, "gate_up", ExpertRows(0, 2, is_turned=True, in_blocks=True)),
         (llama.EXPERT_UP, "gate_up", ExpertRows(1, 2, is_turned=True, in_blocks=True)),
