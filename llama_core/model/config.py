@@ -35,7 +35,8 @@ class ModelConfig:
     weights. context_length: positions that the model can use; None if the files do not say. embedding_multiplier: of the
     embedding, rounded to the model's dtype. norms_embedding: RMSNorm of the embedding, without factors. logits_divisor: of the
     logits. logits_cap: logits become cap * tanh(logits / cap); None for no such cap. norm_offset: of the last norm, see
-    `Weight.offset`. n_experts, expert_dim: of layers with experts their number, and the width of each.
+    `Weight.offset`. n_experts, expert_dim: of layers with experts their number, and the width of each. shared_dim: the width of
+    an expert that all tokens share.
     """
 
     dim: int
@@ -55,6 +56,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     n_experts: int = 0
     expert_dim: int = 0
+    shared_dim: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -144,9 +146,10 @@ class ModelConfig:
 
     def check_world_size(self, world_size: int) -> None:
         """Raises ConfigError unless every rank gets at least one query head, and a part of every expert."""
-        if self.n_experts and world_size > self.expert_dim:
+        width = min(self.expert_dim, self.shared_dim or self.expert_dim)
+        if self.n_experts and world_size > width:
             raise ConfigError(
-                f"model_parallel_size {world_size} is more than the width {self.expert_dim} of an expert",
+                f"model_parallel_size {world_size} is more than the width {width} of an expert",
                 param="model_parallel_size",
             )
         if not 1 <= world_size <= self.n_heads:

@@ -9,6 +9,7 @@ from llama_core.model.fields import Fields
 from llama_core.model.operations import (
     Activation,
     Add,
+    Again,
     Attend,
     ExpertSum,
     Extent,
@@ -21,6 +22,7 @@ from llama_core.model.operations import (
     Rotate,
     Route,
     Temperature,
+    TokenGate,
     Weight,
 )
 
@@ -78,10 +80,10 @@ def attention(
 
 
 def feed_forward(
-    given: Given, *, gate: Weight = GATE, up: Weight = UP, activation: Activation = "silu"
+    given: Given, *, gate: Weight = GATE, up: Weight = UP, down: Weight = DOWN, activation: Activation = "silu"
 ) -> tuple[Operation, ...]:
     """From the feed-forward layer's input to its output."""
-    gate, up, down = (replace(each, has_bias=given.mlp_bias) for each in (gate, up, DOWN))
+    gate, up, down = (replace(each, has_bias=given.mlp_bias) for each in (gate, up, down))
     return GatedLinear("gate_up", (gate, up), activation), Linear("down", (down,))
 
 
@@ -93,11 +95,13 @@ EXPERT_FIELDS: Final = {
 }
 
 
-def expert_sizes(count: int, width: str) -> Callable[[Fields], Mapping[str, Any]]:
-    """`Family.model` of a family with `count` experts, if the file does not say, and the field `width` of each."""
+def expert_sizes(count: int, width: str, shared: str = "") -> Callable[[Fields], Mapping[str, Any]]:
+    """`Family.model` of a family with `count` experts, if the file does not say, and the field `width` of each. shared: the
+    field of a shared expert's width, if there is one."""
     return lambda fields: {
         "n_experts": fields.integer("num_local_experts", fields.integer("num_experts", count)),
         "expert_dim": fields.integer(width),
+        "shared_dim": fields.integer(shared) if shared else 0,
     }
 
 
@@ -115,6 +119,23 @@ def experts(
     """From the input of a layer's experts to their output."""
     route = Route(router, fields.integer("num_experts_per_tok"), norm_topk, scales_inputs)
     return route, GatedExperts("experts_gate_up", (gate, up), activation), ExpertSum("experts_down", (down,))
+
+
+def shared_expert(place: str, *, gate: Weight | None = None) -> tuple[Operation, ...]:
+    """After experts and their `Add`, to the output of an expert that all tokens share. place: of its weights in Hugging Face's
+    files. gate: of a `TokenGate`."""
+    gates, up, down = (
+        replace(
+            each,
+            name=each.name.replace("feed_forward", "feed_forward.shared_expert"),
+            hugging_face=each.hugging_face.replace("mlp", place),
+            gguf=f"{each.gguf}_shexp",
+        )
+        for each in (GATE, UP, DOWN)
+    )
+    parts = replace(gates, outputs="shared_hidden"), replace(up, outputs="shared_hidden")
+    product = Linear("shared_down", (replace(down, inputs="shared_hidden"),))
+    return Again(), GatedLinear("shared_gate_up", parts), *((TokenGate(gate),) if gate else ()), product
 
 
 def all_but_each_nth(fields: Fields, i: int) -> bool:

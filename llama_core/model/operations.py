@@ -11,10 +11,9 @@ from llama_core.model.rope import RopeConfig
 
 FULL_ATTENTION = 0  # a window without a limit
 
-# What a dimension of a weight consists of. Ranks divide the first seven, which are names of RankShare's ranges.
-Extent = Literal[
-    "heads", "each_head", "kv_heads", "hidden", "expert_hidden", "vocab", "columns", "dim", "head", "tokens", "experts"
-]
+# What a dimension of a weight consists of. Ranks divide the first ones, which are names of RankShare's ranges.
+Divided = Literal["heads", "each_head", "kv_heads", "hidden", "expert_hidden", "shared_hidden", "vocab", "columns"]
+Extent = Literal[Divided, "dim", "head", "tokens", "experts", "one"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,8 @@ class Weight:
     are of heads that the rotary embedding turns, which formats order differently. offset: of a norm, whose factors are offset +
     weight; GGUF files hold the factors. of_experts: each expert has one, with its number for {} in name and hugging_face; GGUF
     files hold those of all experts in one tensor. rows: how Hugging Face's files hold them, if they do that too; then, or if
-    is_bare, ".weight" does not follow the name there, and "_bias" the name of the bias.
+    is_bare, ".weight" does not follow the name there, and "_bias" the name of the bias. alone: the name in files of a tensor
+    for each expert, as quantizers write them, where others have rows.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Weight:
     of_experts: bool = False
     rows: "ExpertRows | None" = None
     is_bare: bool = False
+    alone: str = ""
 
 
 class ExpertRows(NamedTuple):
@@ -195,7 +196,14 @@ class Again:
     """After experts and their `Add`: the value becomes the one that the `Norm` before the experts made of the residual."""
 
 
-Operation = Norm | Linear | Rotate | Attend | GatedLinear | Route | GatedExperts | ExpertSum | Add | Again
+@dataclass(frozen=True, slots=True)
+class TokenGate:
+    """In a shared expert: the value times a number for each token, the sigmoid of `weight` times what `Again` took."""
+
+    weight: Weight
+
+
+Operation = Norm | Linear | Rotate | Attend | GatedLinear | Route | GatedExperts | ExpertSum | Add | Again | TokenGate
 Product = Linear | GatedLinear | GatedExperts | ExpertSum
 Layer = tuple[Operation, ...]
 
@@ -203,12 +211,10 @@ Layer = tuple[Operation, ...]
 def weights_of(operation: Operation) -> tuple[Weight, ...]:
     """The weights of an operation in the model's order."""
     match operation:
-        case Norm(weight):
+        case Norm(weight) | Route(weight) | TokenGate(weight):
             return (weight,)
         case Linear(_, parts) | GatedLinear(_, parts) | GatedExperts(_, parts) | ExpertSum(_, parts):
             return parts
-        case Route(router):
-            return (router,)
         case Rotate():
             return operation.norms or ()
         case Attend(sinks=Weight() as sinks):
@@ -221,9 +227,9 @@ _DIM: Final[tuple[str, ...]] = ("dim",)
 _QKV: Final = ("heads", "kv_heads", "kv_heads")
 _GATED_QKV: Final = (*_QKV, "heads")
 # What a product may take and make.
-_SUMMED: Final = ((("heads",), _DIM), (("hidden",), _DIM), (("expert_hidden",), _DIM))
+_SUMMED: Final = ((("heads",), _DIM), (("hidden",), _DIM), (("shared_hidden",), _DIM))
 _LINEAR: Final = ((_DIM, _QKV), (_DIM, _GATED_QKV), *_SUMMED)
-_GATED: Final = ((_DIM, ("hidden", "hidden")), (_DIM, ("expert_hidden", "expert_hidden")))
+_GATED: Final = ((_DIM, ("hidden", "hidden")), (_DIM, ("shared_hidden", "shared_hidden")))
 _ROUTED: Final = ("dim", "experts")
 _NORMED_EXPERTS: Final = (Norm, Route, GatedExperts, ExpertSum, Add)  # none of which overwrites what the norm has made
 
@@ -277,6 +283,10 @@ def check_layer(layer: Layer, place: str) -> None:
                 raise ConfigError(f"{at}: adds the value of a norm")
             case Again() if tuple(map(type, layer[max(0, number - 5) : number])) != _NORMED_EXPERTS:
                 raise ConfigError(f"{at}: must follow Norm, experts and Add")
+            case TokenGate() if (*made, *value) != ("one", "shared_hidden") or not isinstance(layer[number - 2], Again):
+                raise ConfigError(f"{at}: gates {', '.join(value)} by {', '.join(made)}, not a shared expert by one")
+            case TokenGate():
+                taken = given = value
         if value != taken:
             raise ConfigError(f"{at}: takes {', '.join(taken)}, but the value before it is {', '.join(value)}")
         if twice := [each for each in own if each in names]:

@@ -14,7 +14,7 @@ SAMPLING_RANK: Final = 0  # samples for all ranks: they may differ in the last b
 @dataclass(frozen=True, slots=True)
 class RankShare:
     """The parts of one rank: layers, and of each layer query heads, the key/value heads that they use and hidden units of the
-    feed-forward layer and of each expert; rows of the output layer, and columns of the embedding.
+    feed-forward layer, of each expert and of a shared one; rows of the output layer, and columns of the embedding.
 
     With more ranks than key/value heads, several ranks have a copy of the same key/value head. On each rank,
     len(kv_heads) divides len(heads), and consecutive query heads share a key/value head.
@@ -27,6 +27,7 @@ class RankShare:
     kv_heads: range
     hidden: range
     expert_hidden: range
+    shared_hidden: range
     vocab: range
     columns: range
 
@@ -43,6 +44,7 @@ class RankShare:
             kv_heads=kv_heads,
             hidden=_hidden_part(model.hidden_dim, rank, world_size),
             expert_hidden=_hidden_part(model.expert_dim, rank, world_size),
+            shared_hidden=_hidden_part(model.shared_dim, rank, world_size),
             vocab=even_part(model.vocab_size, rank, world_size),
             columns=even_part(model.dim, rank, world_size),
         )
@@ -81,7 +83,7 @@ def _hidden_part(size: int, rank: int, world_size: int) -> range:
 
 def is_even(model: ModelConfig, world_size: int) -> bool:
     """Whether all ranks have equal parts of every dimension, and no key/value head is copied."""
-    sizes = (model.n_kv_heads, model.hidden_dim, model.expert_dim, model.vocab_size, model.dim)
+    sizes = (model.n_kv_heads, model.hidden_dim, model.expert_dim, model.shared_dim, model.vocab_size, model.dim)
     return not any(size % world_size for size in sizes)
 
 

@@ -5,15 +5,14 @@ ranks hold them. Readers, plans, estimates and backends follow this table.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 from llama_core.model.config import ModelConfig
-from llama_core.model.operations import ExpertRows, Extent, Product, Weight, weights_of
+from llama_core.model.operations import Divided, ExpertRows, Extent, Product, Weight, weights_of
 from llama_core.model.share import RankShare
 
 EMBEDDING, OUTPUT = "tok_embeddings.weight", "output.weight"
 
-_DIVISIONS: Final = ("heads", "each_head", "kv_heads", "hidden", "expert_hidden", "vocab", "columns")  # among ranks
 _EMBEDDING: Final = Weight("tok_embeddings", "model.embed_tokens", "token_embd", "tokens", "columns")
 FINAL_NORM: Final = Weight("norm", "model.norm", "output_norm", "dim")
 _OUTPUT: Final = Weight("output", "lm_head", "output", "vocab", "dim")
@@ -34,7 +33,7 @@ class WeightSpec:
     the matrix of a linear layer. hugging_face, gguf: the names there of a tensor that has stored_rows rows, of which this
     weight's begin with first_row. is_rotated, offset: see `Weight`. division: of what the divided dimension consists. unit:
     indices of the dimension for each of them. expert: its number, of a weight that each expert has; GGUF files
-    hold those of all experts in one tensor, and Hugging Face's do where `rows` says how.
+    hold those of all experts in one tensor, and Hugging Face's do where `rows` says how. alone: its name where they do not.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +50,7 @@ class WeightSpec:
     offset: float
     expert: int | None = None
     rows: ExpertRows | None = None
+    alone: str = ""
 
     @property
     def takes_adapters(self) -> bool:
@@ -113,12 +113,12 @@ def _specs(
         is_bare = weight.is_bare or weight.rows is not None
         ends = {"weight": "", "bias": "_bias"} if is_bare else {"weight": ".weight", "bias": ".bias"}
         for kind, each in extents.items():
-            rank_dim = next((dim for dim, extent in enumerate(each) if extent in _DIVISIONS), None)
+            rank_dim = next((dim for dim, extent in enumerate(each) if extent in get_args(Divided)), None)
             divided = each[rank_dim or 0]
             found[f"{ours}{weight.name.format(expert)}.{kind}"] = WeightSpec(
                 shape=tuple(_size(config, extent) for extent in each),
                 tensor=f"{ours}{tensor or weight.name.rpartition('.')[2]}{'_bias' if kind == 'bias' else ''}",
-                is_linear=len(each) == 2 and weight is not _EMBEDDING and weight.outputs != "experts",
+                is_linear=len(each) == 2 and weight is not _EMBEDDING and weight.outputs not in ("experts", "one"),
                 hugging_face=f"{hugging_face}{weight.hugging_face.format(expert)}{ends[kind]}",
                 gguf=f"{gguf}{weight.gguf}.{kind}",
                 is_rotated=weight.is_rotated,
@@ -130,6 +130,7 @@ def _specs(
                 offset=weight.offset,
                 expert=expert,
                 rows=weight.rows,
+                alone=weight.alone and f"{hugging_face}{weight.alone.format(expert)}.weight",
             )
     return found
 
@@ -150,6 +151,10 @@ def _size(config: ModelConfig, extent: Extent) -> int:
             return config.hidden_dim
         case "expert_hidden":
             return config.expert_dim
+        case "shared_hidden":
+            return config.shared_dim
+        case "one":
+            return 1
         case "experts":
             return config.n_experts
         case "vocab" | "tokens":

@@ -148,6 +148,8 @@ def _checked_tensors(model: GgufModel, specs: Mapping[str, WeightSpec], config: 
             continue
         if spec.expert is not None and tensor.shape == (config.n_experts, *spec.stored_shape):
             tensor = _part_of(tensor, spec.expert)
+        if (1, *tensor.shape) == spec.shape:  # as converters of 2024 write a matrix of one row
+            tensor = tensor._replace(shape=spec.shape)
         if tensor.shape != spec.stored_shape:
             faults.append(f"{own} has shape {list(tensor.shape)}, expected {list(spec.stored_shape)}")
         if len(spec.shape) == 1 and plain_dtype(tensor.encoding) is None:

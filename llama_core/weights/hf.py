@@ -32,7 +32,7 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # old versions of transformers 
 _ACTIVATIONS = re.compile(r"\.((?:input|output|activation|[qkv])_(?:scale|zero_point))$")
 _WEIGHT = ".weight"
 _IMAGES: Final = ("vision_tower.", "vision_model.", "multi_modal_projector.", "vision_adapter.", "vision_projection.")
-_LAYERS, _HEAD = "model.", "lm_head."
+_LAYERS, _IN_LAYER, _HEAD = "model.", "layers.", "lm_head."
 # How files name the layers and the output layer: as a language model, without its head, and as the text part of a model with
 # images by transformers 5 and 4.
 _PREFIXES: Final = (
@@ -56,7 +56,7 @@ class HuggingFaceWeights(WeightReader):
         """quantization: of a model whose linear layers may be in codes. Raises CheckpointError that names the folder, and the
         first five weights at fault."""
         self._head_dim, self._rotated = config.head_dim, config.rope.rotated(config.head_dim)
-        self._specs = weight_specs(config)
+        self._specs = _as_stored(weight_specs(config), located)
         found = _by_own_name(directory, located, config, self._specs, quantization)
         self._located, self.ignored, self.of_images = found.dense, found.ignored, found.of_images
         self._files = {file: open_file(file, "pt") for file in {each.file for each in located.values()}}
@@ -175,6 +175,17 @@ def interleaved(rows: torch.Tensor, head_dim: int, rotated: int) -> torch.Tensor
     halves = heads[:, :rotated].reshape(len(heads), 2, rotated // 2, *rows.shape[1:])
     turned = halves.transpose(1, 2).flatten(1, 2)
     return (turned if rotated == head_dim else torch.cat((turned, heads[:, rotated:]), dim=1)).view(rows.shape)
+
+
+def _as_stored(specs: Mapping[str, WeightSpec], located: Mapping[str, Located]) -> Mapping[str, WeightSpec]:
+    """The weights, with the names of tensors that experts have alone."""
+    modules = {name.partition(_IN_LAYER)[2].rpartition(".")[0] for name in located}
+    return {
+        name: replace(spec, hugging_face=spec.alone, rows=None)
+        if spec.alone and spec.alone.partition(_IN_LAYER)[2].removesuffix(_WEIGHT) in modules
+        else spec
+        for name, spec in specs.items()
+    }
 
 
 class _Found(NamedTuple):

@@ -24,6 +24,7 @@ from llama_core.model.llama import (
     V,
     attention,
     feed_forward,
+    shared_expert,
 )
 from llama_core.model.operations import (
     Add,
@@ -37,6 +38,8 @@ from llama_core.model.operations import (
     Norm,
     Rotate,
     Route,
+    TokenGate,
+    Weight,
 )
 from llama_core.model.rope import RopeConfig
 from tests.support.plain_model import decoder
@@ -46,6 +49,8 @@ GIVEN = Given(RopeConfig(), (0,))
 ATTENDED, FED = attention(GIVEN, 0), feed_forward(GIVEN)
 QKV = Linear("qkv", (Q, K, V))
 EXPERTS = Route(ROUTER, 2), GatedExperts("gate_up", (EXPERT_GATE, EXPERT_UP)), ExpertSum("down", (EXPERT_DOWN,))
+TOKEN_GATE = Weight("gate", "gate", "gate", "one", "dim")
+SHARED = shared_expert("mlp", gate=TOKEN_GATE)
 REFUSED: dict[str, tuple[Layer, str]] = {
     "nothing": ((), "does not end with Add"),
     "an output that nobody adds": ((*ATTENDED, Add(), *FED), "does not end with Add"),
@@ -64,6 +69,18 @@ REFUSED: dict[str, tuple[Layer, str]] = {
     "Again without experts": (
         (*ATTENDED, Add(), Norm(FFN_NORM), *FED, Add(), Again(), *FED, Add()),
         "operation 9 .Again.: must follow Norm, experts and Add",
+    ),
+    "a gate without a shared expert": (
+        (*ATTENDED, Add(), Norm(FFN_NORM), FED[0], TokenGate(TOKEN_GATE), FED[1], Add()),
+        "operation 7 .TokenGate.: gates hidden by one, not a shared expert by one",
+    ),
+    "a gate of many numbers": (
+        (*ATTENDED, Add(), Norm(FFN_NORM), *EXPERTS, Add(), *shared_expert("mlp", gate=ROUTER), Add()),
+        "operation 12 .TokenGate.: gates shared_hidden by experts, not a shared expert",
+    ),
+    "a gate of what no norm is kept for": (
+        (*ATTENDED, Add(), Norm(FFN_NORM), *SHARED[1:], Add()),
+        "operation 7 .TokenGate.: gates shared_hidden by one, not a shared expert",
     ),
     "an Add of a norm": (
         (*ATTENDED, Add(), Norm(FFN_NORM), *EXPERTS, Add(), Again(), Add()),

@@ -148,6 +148,13 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
     }
     | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
+    "qwen2-moe": _SHAPE
+    | {"model_type": "qwen2_moe", "num_experts": 6, "num_experts_per_tok": 3, "rope_theta": 1e6}
+    | {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 128},
+    "qwen2-moe-all": _SHAPE
+    | {"model_type": "qwen2_moe", "num_hidden_layers": 5, "num_experts": 5, "num_experts_per_tok": 2}
+    | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 80, "norm_topk_prob": True}
+    | {"decoder_sparse_step": 2, "mlp_only_layers": [3], "use_sliding_window": True, "sliding_window": 24},
     "mixtral": _SHAPE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "llama4": {
         "model_type": "llama4",
@@ -158,6 +165,14 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         | {"model_type": "llama4_text", "head_dim": 16, "num_hidden_layers": 5, "intermediate_size_mlp": 160}
         | {"num_local_experts": 6, "interleave_moe_layer_step": 2, "attention_chunk_size": 24, "floor_scale": 8}
         | {"rope_scaling": {"rope_type": "llama3"} | _LLAMA3 | {"high_freq_factor": 1.0}, "rope_theta": 5e5},
+    },
+    "llama4-scout": _SHAPE
+    | {"model_type": "llama4_text", "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 1}
+    | {"num_hidden_layers": 5, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 160, "rope_theta": 5e5}
+    | {"max_position_embeddings": 131_072}
+    | {
+        "rope_scaling": {"rope_type": "llama3", "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0}
+        | {"original_max_position_embeddings": 8192}
     },
     "llama4-moe": _SHAPE
     | {"model_type": "llama4_text", "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2}

@@ -32,6 +32,7 @@ from llama_core.model.operations import (
     Norm,
     Rotate,
     Route,
+    TokenGate,
     Weight,
 )
 from llama_core.model.rope import RopeConfig
@@ -126,6 +127,8 @@ def forward(config: ModelConfig, weights: Weights, tokens: Sequence[int], max_se
                     x = _gate(gate, up, activation)
                 case Again():
                     x = normed
+                case TokenGate(weight):
+                    x = x * _linear(part, weight.name, normed).sigmoid()
                 case Route():
                     route = operation
                 case GatedExperts():

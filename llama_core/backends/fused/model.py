@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from llama_core.backends.fused.adapters import Adapted, AdapterTables
 from llama_core.backends.fused.experts import Experts, expert_matrices
@@ -32,6 +33,7 @@ from llama_core.model.operations import (
     Operation,
     Rotate,
     Route,
+    TokenGate,
     Weight,
 )
 from llama_core.model.share import RankShare
@@ -43,7 +45,7 @@ from llama_core.weights.loader import GroupedWeight
 class _Pass:
     """One step on its way through the layers. residual: [T, dim]. places: int64 [T], of the tokens' LoRA adapters, 0 for none;
     None where no token has one. gates: [T, H head_dim] of the attention that follows, if it is gated. normed: [T, dim], what
-    the next `Again` takes."""
+    the next `Again` and `TokenGate` take."""
 
     residual: torch.Tensor
     step: StepTensors
@@ -202,6 +204,8 @@ class FusedTransformer:
                     yield FusedTransformer._add, (multiplier,)
                 case Again(), *_:
                     yield FusedTransformer._again, ()
+                case TokenGate(weight), *_:
+                    yield FusedTransformer._gate_tokens, (self._held(i, weight),)
                 case _:
                     raise AssertionError(f"layer {i}: {operation}")
             left = left[done:]
@@ -295,6 +299,9 @@ class FusedTransformer:
 
     def _again(self, way: _Pass, x: torch.Tensor) -> torch.Tensor:
         return way.normed[0]
+
+    def _gate_tokens(self, weight: torch.Tensor, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        return x * F.linear(way.normed[0], weight).sigmoid()
 
     def _sum(self, product: _Product, way: _Pass, x: torch.Tensor) -> torch.Tensor:
         """The product, summed over the ranks, + its bias."""

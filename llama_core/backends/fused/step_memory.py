@@ -23,7 +23,18 @@ from llama_core.backends.memory_budget import adapter_bytes
 from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
 from llama_core.model.config import ModelConfig
-from llama_core.model.operations import Add, Attend, ExpertSum, GatedExperts, GatedLinear, Linear, Norm, Rotate, Route
+from llama_core.model.operations import (
+    Add,
+    Attend,
+    ExpertSum,
+    GatedExperts,
+    GatedLinear,
+    Linear,
+    Norm,
+    Rotate,
+    Route,
+    TokenGate,
+)
 from llama_core.model.share import RankShare
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
@@ -111,7 +122,8 @@ def _eager_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, d
     float32, the mask of a prompt, and logits as they are sorted and edited."""
     share, itemsize = RankShare.of(model, parallel.rank, parallel.world_size), dtype.itemsize
     heads = len(share.heads) + 2 * len(share.kv_heads)
-    activations = 4 * config.max_step_tokens * (4 * model.dim + 2 * heads * model.head_dim + 3 * len(share.hidden))
+    hidden = max(len(share.hidden), len(share.shared_hidden))
+    activations = 4 * config.max_step_tokens * (4 * model.dim + 2 * heads * model.head_dim + 3 * hidden)
     keys = config.max_batch_size * config.max_seq_len
     gathered = 3 * keys * len(share.kv_heads) * model.head_dim * itemsize
     scores = 2 * keys * len(share.heads) * 4
@@ -158,13 +170,15 @@ def _body_bytes(
             case ExpertSum():
                 made, after = rows * dim * 3 * _FLOAT32 + summed, wide * dim
             case GatedLinear(parts=(gate, _)):
-                hidden = len(share.expert_hidden if gate.outputs == "expert_hidden" else share.hidden)
+                hidden = len(share.shared_hidden if gate.outputs == "shared_hidden" else share.hidden)
                 made, after = 3 * wide * hidden, wide * hidden  # gate and up, and their gated product
             case Rotate(norms_all_heads=all_heads):  # in place, but for norms of all heads, and of gates
                 is_copied = all_heads or value > wide * projected
                 made, after = (2 * wide + tokens * _FLOAT32) * projected * is_copied, value
             case Add(multiplier):
                 made, after = 0 if multiplier == 1.0 else wide * dim, 0
+            case TokenGate():
+                made = after = value
             case _:  # Again
                 made, after, kept = 0, 0, wide * dim
         most, value = max(most, value + made), after

@@ -48,7 +48,7 @@ def check_available(
         raise Unavailable(f"block_size {config.block_size} is not a multiple of {_LANES}")
     if min(model.dim, model.hidden_dim, model.vocab_size) < parallel.world_size:
         raise Unavailable(f"a dimension of the model is smaller than its {parallel.world_size} ranks")
-    widest = max(model.dim, model.hidden_dim, model.expert_dim, model.query_width)
+    widest = max(model.dim, model.hidden_dim, model.expert_dim, model.shared_dim, model.query_width)
     is_bfloat16 = dtype == torch.bfloat16
     for weight_format in plan.formats:
         unsupported = load_library().llama_unsupported_reason
@@ -105,8 +105,9 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     share = RankShare.of(model, parallel.rank, parallel.world_size)
     heads = 3 * len(share.heads) + 2 * len(share.kv_heads)  # with gates
     head_dim = -(-model.head_dim // _LANES) * _LANES
+    hidden = len(share.hidden) + len(share.shared_hidden)
     shrunk = 4 * (config.max_lora_rank + 4) if config.max_loras else 0  # of q, k, v and gates by an adapter
-    widths = shrunk + 5 * (model.dim + _LANES) + 2 * heads * head_dim + 4 * (len(share.hidden) + _LANES)
+    widths = shrunk + 5 * (model.dim + _LANES) + 2 * heads * head_dim + 4 * (hidden + _LANES)
     chosen = max((each.top_k for layer in model.layers for each in layer if isinstance(each, Route)), default=0)
     rows = chosen * config.max_step_tokens + _LANES * min(model.n_experts, chosen * config.max_step_tokens)
     experts = rows * 3 * (model.dim + len(share.expert_hidden) + 2 * _LANES) + config.max_step_tokens * model.n_experts

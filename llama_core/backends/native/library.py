@@ -57,9 +57,8 @@ class Operation(ctypes.Structure):
 class Kind(IntEnum):
     """Of an `Operation`; `program.py` has their meanings."""
 
-    EMBEDDING, NORM, LINEAR, GATED_LINEAR, ROTATION, ATTENTION, ROUTE, EXPERT_GATES, EXPERT_SUM, ADDITION, HEAD = range(
-        11
-    )
+    EMBEDDING, NORM, LINEAR, GATED_LINEAR, ROTATION, ATTENTION = range(6)
+    ROUTE, EXPERT_GATES, EXPERT_SUM, TOKEN_GATE, ADDITION, HEAD = range(6, 12)
 
 
 class Buffer(IntEnum):

@@ -11,6 +11,7 @@
 | ROUTE | the `chosen` of `experts` for each row, by from times the router `tensor` + the bias `other` |
 | EXPERT_GATES | GATED_LINEAR of each chosen expert |
 | EXPERT_SUM | the sum of LINEAR of each chosen expert, times its weight |
+| TOKEN_GATE | to *= the sigmoid of from times the one row of `tensor`, a number for each token |
 | ADDITION | to += factor * from |
 | HEAD | logits of the tensor, after a norm with the factors offset + `other` |
 """
@@ -34,6 +35,7 @@ from llama_core.model.operations import (
     Norm,
     Rotate,
     Route,
+    TokenGate,
     Weight,
 )
 from llama_core.model.share import RankShare
@@ -112,7 +114,7 @@ class NativeModel:
                     kind, value, factor, variant = Kind.LINEAR, Buffer.QKV, 1.0, Variant.PLAIN
                     if isinstance(operation, GatedLinear):
                         kind, value = Kind.GATED_LINEAR, Buffer.GATED
-                        if parts[0].outputs == "expert_hidden":  # another width than in layers without experts
+                        if parts[0].outputs == "shared_hidden":  # another width than in layers without experts
                             value = Buffer.SHARED
                         variant = _ACTIVATIONS[operation.activation]
                     elif isinstance(following, Add):
@@ -155,6 +157,8 @@ class NativeModel:
                         yield Operation(Kind.ADDITION, source, value, factor=multiplier)
                 case Again():
                     value = Buffer.NORMED  # which nothing has overwritten since
+                case TokenGate(weight):
+                    yield Operation(Kind.TOKEN_GATE, Buffer.NORMED, value, self._number(begin, weight))
 
     def _rotation(self, i: int, how: Rotate) -> Operation:
         q, k = (self._number(f"layers.{i}.", each) for each in how.norms or (None, None))

@@ -57,7 +57,7 @@ LLAMA_DEFINE_STRUCT(Operation, LLAMA_OPERATION)
 #define LLAMA_KINDS(entry)                                                                                                    \
     entry(kEmbedding, "embedding") entry(kNorm, "norm") entry(kLinear, "linear") entry(kGatedLinear, "gated_linear")          \
     entry(kRotation, "rotation") entry(kAttention, "attention") entry(kRoute, "route") entry(kExpertGates, "expert_gates")    \
-    entry(kExpertSum, "expert_sum") entry(kAddition, "addition") entry(kHead, "head")
+    entry(kExpertSum, "expert_sum") entry(kTokenGate, "token_gate") entry(kAddition, "addition") entry(kHead, "head")
 enum Kind { LLAMA_KINDS(LLAMA_ENUMERATOR) };
 #define LLAMA_BUFFERS(entry)                                                                                                  \
     entry(kResidual, "residual") entry(kNormed, "normed") entry(kQkv, "qkv") entry(kAttended, "attended")                     \
@@ -93,6 +93,7 @@ enum Op {
     kQuantizeExperts,
     kProjectExperts,
     kSumExperts,
+    kGateTokens,
     kAdd,
     kNormFinal,
     kLogits,

@@ -102,7 +102,7 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
     said = Given(rope, _windows(keys, layers, family), qkv_bias, out_bias, mlp_bias, fields, local_rope)
     if (eps := keys.number("attention.layer_norm_rms_epsilon")) is None:
         raise keys.fault("attention.layer_norm_rms_epsilon", "is missing")
-    return ModelConfig(
+    model_config = ModelConfig(
         dim=dim,
         n_heads=heads,
         n_kv_heads=keys.integer("attention.head_count_kv", heads),
@@ -113,8 +113,8 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         norm_eps=eps,
         tied_embeddings=_OUTPUT not in tensors,
         context_length=context,
-        **family.model(fields),
-    ).check(str(model.path))
+    )
+    return replace(model_config, **family.model(fields)).check(str(model.path))
 
 
 def stop_ids(model: GgufModel) -> frozenset[int]:
@@ -140,6 +140,12 @@ def _vocab_size(model: GgufModel, tokenizer_size: int) -> int:
 
 def _windows(keys: GgufKeys, layers: int, family: Family) -> tuple[int, ...]:
     """The window of each layer. Without a pattern in the file the family's applies, as in llama.cpp."""
+    chunk = family.defaults.get("attention_chunk_size")  # in llama.cpp's code, not in the file
+    if chunk is not None:
+        for name in ("attention.sliding_window", _PATTERN):
+            if (value := keys.given.get(name, chunk)) != chunk:
+                raise keys.fault(name, f"is {shown(value)}, which is not supported")
+        return tuple(-chunk if family.is_sliding(Fields(family.defaults, ""), i) else 0 for i in range(layers))
     window = keys.integer("attention.sliding_window", 0, least=0)
     pattern = keys.given.get(_PATTERN)
     has_pattern = "sliding_window_pattern" in family.defaults
@@ -159,6 +165,7 @@ def _windows(keys: GgufKeys, layers: int, family: Family) -> tuple[int, ...]:
 
 
 _TRAINED_CONTEXT = 8192  # of Llama 3, which the factors in its descendants' files stretch
+_HIGH_FREQ_FACTORS: Final = (4.0, 1.0)  # of Llama 3 and 4
 _SCALING = "rope.scaling."
 ROPE_FACTORS: Final = "rope_freqs.weight"  # the frequency of each pair is divided by it
 _SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -251,12 +258,14 @@ def _floats(path: Path, tensor: GgufTensor, rotated: int) -> tuple[float, ...]:
 
 
 def _llama3(path: Path, stored: Sequence[float], theta: float, head_dim: int) -> RopeConfig:
-    """Llama 3.1's rotary embedding. The file holds the quotients of frequencies, not the factors from which they follow."""
-    rope = RopeConfig("llama3", theta, max(stored), original_context=_TRAINED_CONTEXT)
-    expected = _llama3_quotients(rope, head_dim) if math.isfinite(rope.factor) and rope.factor >= 1 else []
-    if not expected or not all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(stored, expected, strict=True)):
-        raise ConfigError(f"{path}: {ROPE_FACTORS} does not hold the factors of Llama 3.1's rotary embedding")
-    return RopeConfig(theta=theta) if rope.factor == 1.0 else rope
+    """The rotary embedding of Llama 3.1 or 4. The file holds the quotients of frequencies, not the factors from which they
+    follow."""
+    for high in _HIGH_FREQ_FACTORS:
+        rope = RopeConfig("llama3", theta, max(stored), high_freq_factor=high, original_context=_TRAINED_CONTEXT)
+        expected = _llama3_quotients(rope, head_dim) if math.isfinite(rope.factor) and rope.factor >= 1 else []
+        if expected and all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(stored, expected, strict=True)):
+            return RopeConfig(theta=theta) if rope.factor == 1.0 else rope
+    raise ConfigError(f"{path}: {ROPE_FACTORS} does not hold the factors of Llama 3.1's or Llama 4's rotary embedding")
 
 
 def _llama3_quotients(rope: RopeConfig, head_dim: int) -> list[float]:
@@ -264,7 +273,8 @@ def _llama3_quotients(rope: RopeConfig, head_dim: int) -> list[float]:
     quotients = []
     for pair in range(head_dim // 2):
         turns = _TRAINED_CONTEXT / (2 * math.pi * rope.theta ** (2 * pair / head_dim))
-        kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        between = rope.high_freq_factor - rope.low_freq_factor
+        kept = (turns - rope.low_freq_factor) / between if between else float(turns > rope.low_freq_factor)
         kept = min(1.0, max(0.0, kept))
         quotients.append(1 / ((1 - kept) / rope.factor + kept))
     return quotients

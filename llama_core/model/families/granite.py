@@ -58,7 +58,9 @@ FAMILIES = (
         _layer_with_experts,
         {"max_position_embeddings": 2048, "num_experts_per_tok": 2},
         optional_bias=("attention_bias",),
-        reads=_READS | llama.EXPERT_FIELDS,
+        reads=_READS | llama.EXPERT_FIELDS | {"intermediate_size": "feed_forward_length"},
         model=lambda fields: {**_multipliers(fields), **llama.expert_sizes(8, "intermediate_size")(fields)},
+        gguf="granitemoe",
+        gguf_has_experts=True,
     ),
 )

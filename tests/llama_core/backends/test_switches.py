@@ -65,6 +65,7 @@ FAMILIES = (
         "ministral3",
         "muse-glimmer",
         "olmo3",
+        "qwen2-moe",
         "qwen3-moe",
         "qwen3-moe-all",
         "gpt-oss",
@@ -217,7 +218,7 @@ from tests.llama_core.backends.test_switches import *
 for switch in ("narrow heads, q, k norm", "windows", "one window", "all"):
     for dtype in TOLERANCE:
         print(json.dumps([switch, dtype, differing_ways(model_with(switch), dtype=dtype)]))
-for model in (WIDE, model_with("gpt-oss"), model_with("llama4")):
+for model in (WIDE, model_with("gpt-oss"), model_with("llama4"), model_with("qwen2-moe")):
     for dtype, quantization in FORMATS:
         print(json.dumps([quantization, dtype, differing_ways(model, dtype=dtype, quantization=quantization)]))
 """
@@ -240,7 +241,7 @@ def test_bits_do_not_depend_on_how_the_tokens_are_computed_whatever_the_instruct
     done = run_with_torch(PROGRAM, timeout_s=300, changes=variables(flags))
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == 8 + 3 * len(FORMATS) and all(differing == [] for _, _, differing in results), results
+    assert len(results) == 8 + 4 * len(FORMATS) and all(differing == [] for _, _, differing in results), results
 
 
 def test_a_float16_checkpoint_is_bfloat16_natively_and_float16_in_torch() -> None:

@@ -25,6 +25,7 @@ from llama_core.model.weights import Box
 from llama_core.weights import coded as coded_module
 from llama_core.weights.coded import CodedWeight
 from llama_core.weights.loader import GroupedWeight, dense, planned_weights
+from tests.support import families
 from tests.support.coded_models import Coded, Tensors, layer, quantization_config, write_pair
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, random_weights, read, write
 from tests.support.plans import plan_of
@@ -316,6 +317,35 @@ def test_what_quantizes_activations_and_caches_is_named_and_passed_over(tmp_path
     save_file(load_file(values / "model.safetensors") | more, values / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"input_scale' in model\.safetensors is unexpected"):
         opened(values)
+
+
+def test_llama_4s_experts_may_have_tensors_of_their_own(tmp_path: Path) -> None:
+    """As LLM Compressor writes them."""
+    model = read(CONFIGS["llama4-moe"])
+    stacked, alone, coded = tmp_path / "stacked", tmp_path / "alone", Coded("float-quantized", 8, (1, 0))
+    families.new_model(stacked, "llama4-moe")
+    stored: Tensors = {}
+    for name, weight in load_file(stacked / "model.safetensors").items():
+        if ".experts." not in name:
+            stored[name] = weight
+            continue
+        for expert, each in enumerate(weight.transpose(1, 2)):
+            own = name.replace("experts.", f"experts.{expert}.")
+            parts = each.chunk(2) if "gate_up" in name else (each,)
+            kinds = ("gate", "up") if "gate_up" in name else ("down",)
+            for kind, part in zip(kinds, parts, strict=True):
+                stored[f"{own.replace('gate_up', kind)}.weight"] = part.contiguous()
+    alone.mkdir()
+    save_file(stored, alone / "model.safetensors")
+    (alone / "config.json").write_text((stacked / "config.json").read_text())
+    pairs = (alone, stacked), write_pair(alone, {"": coded}, quantization_config(coded), tmp_path / "quantized")
+    for folder, same in pairs:
+        for rank in range(2):
+            share = RankShare.of(model, rank, 2)
+            wanted = dict(rank_weights(opened(same), model, share, torch.float32))
+            for weight_name, values in rank_weights(opened(folder), model, share, torch.float32):
+                assert torch.equal(values, wanted[weight_name]), weight_name
+    assert opened(pairs[1][0]).stored_format("layers.0.feed_forward.experts.3.w2.weight").startswith("float8 codes")
 
 
 # quantization_config.

@@ -12,6 +12,7 @@ import torch
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import ConfigError
 from llama_core.model.config import ModelConfig
+from llama_core.model.operations import Rotate
 from llama_core.model.share import RankShare
 from tests.support import families
 from tests.support.gguf_models import write_model
@@ -29,10 +30,13 @@ ARCHITECTURES = {
     "olmo2": (gguf.MODEL_ARCH.OLMO2, False),
     "olmo3": (gguf.MODEL_ARCH.OLMO2, False),
     "mixtral": (gguf.MODEL_ARCH.LLAMA, True),
+    "qwen2-moe": (gguf.MODEL_ARCH.QWEN2MOE, False),
     "qwen3-moe": (gguf.MODEL_ARCH.QWEN3MOE, False),
     "smollm3": (gguf.MODEL_ARCH.SMOLLM3, True),
     "gpt-oss": (gguf.MODEL_ARCH.GPT_OSS, False),
     "granite": (gguf.MODEL_ARCH.GRANITE, True),
+    "granite-moe": (gguf.MODEL_ARCH.GRANITE_MOE, True),
+    "llama4-scout": (gguf.MODEL_ARCH.LLAMA4, False),
     "phi4-mini": (gguf.MODEL_ARCH.PHI3, False),
     "phi4": (gguf.MODEL_ARCH.PHI3, False),
     "seed-oss": (gguf.MODEL_ARCH.SEED_OSS, False),
@@ -40,6 +44,7 @@ ARCHITECTURES = {
 }
 
 
+_OF_EXPERTS = {"expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": 8}
 _WINDOW, _PATTERN = {"attention.sliding_window": 8}, "attention.sliding_window_pattern"
 
 
@@ -57,7 +62,7 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
     writer.add_block_count(layers)
     writer.add_context_length(given["max_position_embeddings"])
     writer.add_embedding_length(given["hidden_size"])
-    writer.add_feed_forward_length(given["intermediate_size"])
+    writer.add_feed_forward_length(given.get("intermediate_size_mlp", given["intermediate_size"]))
     writer.add_head_count(heads)
     writer.add_head_count_kv(given["num_key_value_heads"])
     if "head_dim" in given:
@@ -79,7 +84,7 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
     if name == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(scaling["mscale_all_dim"])
         writer.add_attn_temperature_scale(scaling["llama_4_scaling_beta"])
-    if name == "granite":
+    if name in ("granite", "granite-moe"):
         writer.add_attention_scale(given["attention_multiplier"])
         writer.add_embedding_scale(given["embedding_multiplier"])
         writer.add_residual_scale(given["residual_multiplier"])
@@ -87,9 +92,18 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
     if (count := given.get("num_experts", given.get("num_local_experts"))) is not None:
         writer.add_expert_count(count)
         writer.add_expert_used_count(given["num_experts_per_tok"])
-    if (width := given["intermediate_size"] if name == "gpt-oss" else given.get("moe_intermediate_size")) is not None:
+    has_expert_width = name in ("gpt-oss", "llama4-scout")
+    if (width := given["intermediate_size"] if has_expert_width else given.get("moe_intermediate_size")) is not None:
         writer.add_expert_feed_forward_length(width)
+    if (width := given.get("shared_expert_intermediate_size")) is not None:
+        writer.add_expert_shared_feed_forward_length(width)
+    if "interleave_moe_layer_step" in given:
+        writer.add_interleave_moe_layer_step(given["interleave_moe_layer_step"])
     factors: dict[gguf.MODEL_TENSOR, list[float]] = {}
+    if kind == "llama3":  # whose bounds are equal in Llama 4
+        waves = 2 * np.pi * given["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+        is_long = waves > scaling["original_max_position_embeddings"] / scaling["low_freq_factor"]
+        factors[gguf.MODEL_TENSOR.ROPE_FREQS] = np.where(is_long, scaling["factor"], 1.0).tolist()
     if scaling.get("type") == "longrope":
         original = given["original_max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(original)
@@ -100,11 +114,13 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
     for kind, values in factors.items():
         writer.add_tensor(f"{gguf.TENSOR_NAMES[kind]}.weight", np.array(values, np.float32))
     names = gguf.get_tensor_name_map(architecture, layers)
-    for stored, weight in _stacked(weights, is_turned=name == "gpt-oss").items():
+    for stored, weight in _stacked(weights, name).items():
         if permutes and (".q_proj." in stored or ".k_proj." in stored):
             weight = _permuted(weight, heads if ".q_proj." in stored else given["num_key_value_heads"])
         if name == "gemma3" and stored.endswith("norm.weight"):
             weight = weight + 1
+        if ".shared_expert_gate." in stored:
+            weight = weight[0]  # of one row, as converters of 2024 write it
         own = names.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert own is not None
         writer.add_tensor(own, weight.float().contiguous().numpy())
@@ -121,11 +137,14 @@ def _load(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     return config, dict(rank_weights(source.open_weights(config), config, RankShare.of(config, 0, 1), torch.float32))
 
 
-def _stacked(weights: Mapping[str, torch.Tensor], *, is_turned: bool) -> dict[str, torch.Tensor]:
-    """With gate and up of all experts apart, as GGUF has them. transformers has both in one tensor: one below the other, or, if
-    is_turned, [inputs, outputs] and in turn."""
+def _stacked(weights: Mapping[str, torch.Tensor], model: str) -> dict[str, torch.Tensor]:
+    """With gate and up of all experts apart, as GGUF has them. transformers has both in one tensor: one below the other, of
+    gpt-oss in turn; of gpt-oss and Llama 4 it is [inputs, outputs]."""
     stacked: dict[str, torch.Tensor] = {}
+    is_turned = model in ("gpt-oss", "llama4-scout")
     for name, weight in weights.items():
+        for theirs, known in (("router", "block_sparse_moe.router.layer"), ("experts", "mlp.experts")):  # of Granite
+            name = name.replace(f"block_sparse_moe.{theirs}", known)
         kind, own = (".bias" if name.endswith("_bias") else ".weight"), name.removesuffix("_bias")
         if ".experts." not in name:
             stacked[name + kind if name.endswith(".sinks") else name] = weight
@@ -135,7 +154,7 @@ def _stacked(weights: Mapping[str, torch.Tensor], *, is_turned: bool) -> dict[st
         if not own.endswith(".gate_up_proj"):
             stacked[own + kind] = weight
             continue
-        halves = (weight[:, ::2], weight[:, 1::2]) if is_turned else weight.chunk(2, dim=1)
+        halves = (weight[:, ::2], weight[:, 1::2]) if model == "gpt-oss" else weight.chunk(2, dim=1)
         stacked |= {
             own.replace("gate_up", part) + kind: half for part, half in zip(("gate", "up"), halves, strict=True)
         }
@@ -196,6 +215,17 @@ def test_a_pattern_of_windows_is_a_list_a_number_or_the_familys(
     assert open_checkpoint(path).model_config(96).windows == windows
 
 
+@pytest.mark.parametrize(("experts", "has_norms"), [(16, {True, False}), (128, {False})])
+def test_llama_4_norms_heads_of_layers_that_rotate_but_in_maverick(
+    tmp_path: Path, experts: int, has_norms: set[bool]
+) -> None:
+    keys = _OF_EXPERTS | {"block_count": 4, "interleave_moe_layer_step": 2, "expert_count": experts}
+    config = open_checkpoint(write_model(tmp_path, "llama4", keys=keys)).model_config(96)
+    rotations = [each for layer in config.layers for each in layer if isinstance(each, Rotate)]
+    assert {each.has_plain_norms for each in rotations} == has_norms
+    assert [each.rope is None for each in rotations] == [False, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("architecture", "keys", "message"),
     [
@@ -207,6 +237,9 @@ def test_a_pattern_of_windows_is_a_list_a_number_or_the_familys(
             {"rope.dimension_sections": [16, 24, 24, 0]},
             "dimension_sections is .16, 24, 24, 0., which is not supported",
         ),
+        ("llama4", _OF_EXPERTS | _WINDOW, "attention.sliding_window is 8, which is not supported"),
+        ("llama4", _OF_EXPERTS | {"attention.sliding_window": 0}, "attention.sliding_window is 0"),
+        ("llama4", _OF_EXPERTS | {_PATTERN: 2}, "sliding_window_pattern is 2, which is not supported"),
         ("qwen2", {"expert_count": 4}, "experts of the architecture 'qwen2' are not supported"),
         ("of\ntomorrow", {}, r"the architecture 'of\\ntomorrow' is not supported, only exaone4"),
     ],

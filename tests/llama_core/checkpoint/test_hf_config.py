@@ -75,8 +75,11 @@ def test_llama_4_without_experts_is_dense() -> None:
     assert config.n_experts == 0 and config.hidden_dim == 64
 
 
-def test_an_expert_has_a_part_for_each_rank() -> None:
-    config = read(CONFIGS["mixtral"] | {"intermediate_size": 2})
+@pytest.mark.parametrize(
+    ("name", "width"), [("mixtral", "intermediate_size"), ("qwen2-moe", "shared_expert_intermediate_size")]
+)
+def test_an_expert_has_a_part_for_each_rank(name: str, width: str) -> None:
+    config = read(CONFIGS[name] | {width: 2})
     config.check_world_size(2)
     with pytest.raises(ConfigError, match="model_parallel_size 4 is more than the width 2 of an expert"):
         config.check_world_size(4)

@@ -209,6 +209,7 @@ class Transformer : public Engine, private Tasks {
                     add(kShareSum, i, shared);
                     add(kJoinSum, i, shared * blocks);
                     break;
+                case kTokenGate: add(kGateTokens, i, blocks); break;
                 case kAddition: add(kAdd, i, blocks); break;
                 case kHead: add_head(); break;
             }
@@ -273,6 +274,7 @@ class Transformer : public Engine, private Tasks {
                 return experts_.run(true, weights_.matrix(of.tensor), shape.rank ? nullptr : weights_.values(of.other),
                                     projection_, thread, StoreTo<float>{experts_.results()});
             case kSumExperts: return over_tokens(task, [&](int t) { sum_experts(of, t); });
+            case kGateTokens: return over_tokens(task, [&](int t) { gate_token(of, t); });
             case kAdd: return over_tokens(task, [&](int t) { add_projected(of, t); });
             case kNormFinal: return norm_final(task);
             case kLogits: return projection_.run({head_, last_, int(samples)}, task, thread, Logits{this});
@@ -470,6 +472,17 @@ class Transformer : public Engine, private Tasks {
             const Vec sum = round_to<T>(experts_.total(of, t, i));
             store(to + i, of.to == kResidual ? load(to + i) + round_to<T>(sum * splat(of.factor)) : sum);
         }
+    }
+
+    // The inputs of a shared expert's last product, times the token's gate.
+    void gate_token(const Operation& of, int t) {
+        const T *x = normed_[t], *gate = weights_.values(of.tensor);
+        Vec total = Vec{};
+        for (int k = 0; k < shape.dim; k += kLanes) total = fma(load(x + k), load(gate + k), total);
+        const Vec factor = round_to<T>(sigmoid(splat(sum(total))));
+        T* to = shared_.rows[t];
+        const int width = weights_.matrix((&of + 1)->tensor).inputs();
+        for (int i = 0; i < width; i += kLanes) store(to + i, load(to + i) * factor);
     }
 
     void add_projected(const Operation& of, int t) {
