@@ -78,14 +78,14 @@ class _PriorityClass:
 
 
 class WaitingQueue:
-    """The waiting requests in the order of the module's docstring. length: how many. num_tokens: of those that never ran.
-    num_expected: tokens that all but background requests are expected to compute."""
+    """The waiting requests in the order of the module's docstring. length: how many, of which num_background are background
+    requests. num_tokens: of those that never ran. num_expected: tokens that the other requests are expected to compute."""
 
     def __init__(self) -> None:
         self.num_tokens = 0  # as counted on arrival
         self.num_expected = 0
         self._prompts: dict[int, list[int]] = {}  # the waiting sequences' expected tokens, by prompt_key
-        self.length = 0
+        self.length = self.num_background = 0
         # Each owner's requests but begun ones, and their counted tokens.
         self._waiting_of: dict[str, tuple[int, int]] = {}
         self._begun: OrderedDict[Sequence, None] = OrderedDict()
@@ -97,12 +97,7 @@ class WaitingQueue:
     @property
     def is_background(self) -> bool:
         """Whether no other than background requests wait."""
-        return not self._begun and not any(part.by_owner for rank, part in self._classes.items() if rank < BACKGROUND)
-
-    @property
-    def num_background(self) -> int:
-        parts = (part for priority, part in self._classes.items() if priority >= BACKGROUND)
-        return sum(len(waiting) for part in parts for waiting in part.by_owner.values())
+        return self.length == self.num_background
 
     def background(self) -> Iterator[Sequence]:
         parts = (part for priority, part in self._classes.items() if priority >= BACKGROUND)
@@ -219,6 +214,7 @@ class WaitingQueue:
     def _count_expected(self, seq: Sequence, sign: int) -> None:
         """Of equal prompts, which several fronts may send at once, one is computed."""
         if seq.terms.is_background:
+            self.num_background += sign
             return
         if sign > 0:
             seq.num_expected = seq.num_expected or seq.length

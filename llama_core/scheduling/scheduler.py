@@ -111,7 +111,7 @@ class Scheduler:
     def num_queued_tokens(self) -> int:
         """Tokens of prompts that are to be computed, as far as they are known to be in no cache: of waiting sequences, but for
         background ones, and of running ones, the steps in flight included."""
-        return self._waiting.num_expected + self._num_left + sum(step.num_prompt_tokens for step in self._in_flight)
+        return self._waiting.num_expected + self._num_left + sum([step.num_prompt_tokens for step in self._in_flight])
 
     @property
     def num_prefix_hits(self) -> int:
@@ -120,7 +120,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running or self._in_flight)
+        return bool(self._running or self._in_flight or self._waiting.length)
 
     def live(self) -> Iterator[Sequence]:
         """Every sequence that has not ended: the running ones, then the waiting ones."""
@@ -228,7 +228,7 @@ class Scheduler:
     @property
     def is_background(self) -> bool:
         """Whether there are live requests, and all are background ones."""
-        return self.has_work and self._waiting.is_background and are_background(self._running)
+        return are_background(self._running) and self._waiting.is_background and self.has_work
 
     def drop_unsent(self) -> None:
         """Forget the step made last, which has reached no rank. `restart` must follow: its tokens count as computed and are
