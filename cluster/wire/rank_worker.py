@@ -37,7 +37,7 @@ class RankControl(Protocol):
 
 
 class RankWorker:
-    """`RankControl` by Ray calls. They run in order on the actor's one default thread; `status` and `store` have their own."""
+    """`RankControl` by Ray calls. They run in order on the actor's one default thread; `status` and `store` share another."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
@@ -65,7 +65,10 @@ class RankWorker:
 
         def call_store(method: str, *arguments: Any) -> Any:
             assert keeper is not None
-            return ray.get(keeper.store.remote(method, *arguments))
+            try:
+                return ray.get(keeper.store.remote(method, *arguments), timeout=order.timeout_s)
+            except ray.exceptions.RayError as error:  # as its own it would say that this rank has died
+                raise ConnectionError(f"rank 0 does not answer ({type(error).__name__})") from None
 
         return self._process.load(order, visible_gpus, None if keeper is None else call_store)
 
@@ -77,7 +80,7 @@ class RankWorker:
 
     @ray.method(concurrency_group="control")
     def store(self, method: str, *arguments: Any) -> Any:
-        """A method of `Keys`. Callers have Ray's token, if Ray has one; torch's TCPStore would serve anybody."""
+        """A method of `Keys`. Callers have Ray's token, if Ray has one."""
         return getattr(self._keys, method)(*arguments)
 
     @ray.method(concurrency_group="control")

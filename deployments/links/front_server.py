@@ -80,6 +80,8 @@ class FrontConnection(FrontSession, asyncio.Protocol):
     def _greet(self, hello: messages.Hello) -> None:
         if not hmac.compare_digest(hello.secret, self.fronts.secret):
             raise WireError("the secret is not this engine's")
+        if not messages.works_with(hello.protocol):
+            return self.fronts.name_protocol(self)
         assert self._deadline is not None
         self._deadline.cancel()
         self._is_greeted = True
@@ -133,6 +135,10 @@ class FrontServer:
         session.send(self._welcome(has_files))
         session.beat(self._whole_beat() if self._files is not None else self._beat({}))
         self.beat()  # the number of fronts has changed
+
+    def name_protocol(self, session: FrontSession) -> None:
+        """A front of a version that does not work with this engine logs the protocol, and leaves."""
+        session.send(self._welcome([self._files_digest]))
 
     def _welcome(self, has_files: Iterable[str]) -> messages.Welcome:
         digest = self._files_digest

@@ -188,4 +188,6 @@ def _make_group(device: torch.device, **options: Any) -> None:
         # it. Without it a capture waits for no rank, because the steps before it have opened all channels. So no shorter time
         # limit is set for captures: it would only end a group whose ranks capture at different speeds.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+        # A thread of torch's would ask the store each second whether to write a dump: a Ray call between nodes.
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **options)

@@ -29,7 +29,7 @@ from llama_core.scheduling.fair_queue import PROMPT_COST, WaitingQueue
 from llama_core.scheduling.prefix_cache import PrefixCache
 from llama_core.scheduling.prompt_budget import overtakes
 from llama_core.scheduling.quarantine import Quarantine
-from llama_core.scheduling.request import BACKGROUND, FinishReason, Sequence
+from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sliding_window import SlidingWindow
 
 # Waiting sequences that a step looks at for one that may overtake: of each owner, and of all.
@@ -48,7 +48,7 @@ def adapters_by_owner(running: Seq[Sequence]) -> dict[str, set[str]]:
 
 def are_background(running: Seq[Sequence]) -> bool:
     """Whether no other than background sequences run. None runs beside others."""
-    return not running or running[0].terms.priority >= BACKGROUND
+    return not running or running[0].terms.is_background
 
 
 class _Pair(NamedTuple):

@@ -179,12 +179,12 @@ class WaitingQueue:
 
     def remove(self, seq: Sequence) -> None:
         """Remove `seq`, which must be waiting."""
-        self._count_expected(seq, -1)
         if seq in self._begun:
             del self._begun[seq]
             self.length -= 1
         else:
             self._count_waiting(seq.terms.owner, -1, -self._classes[seq.terms.priority].remove(seq))
+        self._count_expected(seq, -1)
 
     def first(self, num_running: Mapping[str, int]) -> Sequence:
         """The next request. num_running: each owner's running sequences. The queue must not be empty."""

@@ -43,15 +43,14 @@ struct StepPlan {
         query_tiles.clear();
         int num = 0;
         for (int i = 0; i < num_rows; i++) num += rows[i].length;
-        const int query_tile = num * s.kv_heads < s.threads * 8 * kLargeQueryTile ? kQueryTile : kLargeQueryTile;
-        for (int i = 0; i < num_rows; i++) add(rows[i], query_tile);
+        const int large = std::max(kQueryTile, kMostQueries * s.kv_heads / s.heads);
+        for (int i = 0; i < num_rows; i++) add(rows[i], num * s.kv_heads < s.threads * 8 * large ? kQueryTile : large);
         // A task with several heads prefetches the next head's keys while it uses this head's. Every thread still gets tasks.
         heads_per_task = std::clamp(int(query_tiles.size()) * s.kv_heads / (s.threads * 8), 1, s.kv_heads);
     }
 
   private:
-    // Tokens. The keys and values are read once for a query tile. The large one is taken where each thread gets several tasks.
-    static constexpr int kQueryTile = 16, kLargeQueryTile = 128;
+    static constexpr int kQueryTile = 16;  // tokens; kMostQueries queries where each thread then gets several tasks
 
     void add(const Row& row, int query_tile) {
         const int first = num_tokens();

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 
 from cluster.rank.call_store import CallStore
+from cluster.wire.collective_errors import is_collective
 from cluster.wire.rank_runner import Keys
 
 
@@ -39,3 +40,13 @@ def test_numbers_add_up_and_a_key_that_nobody_sets_is_named() -> None:
         store.wait(["one", "two"])
     with pytest.raises(dist.DistStoreError, match="no rank has set one"):
         store.get("one")
+
+
+def test_a_rank_0_that_does_not_answer_is_an_error_between_ranks() -> None:
+    def call(method: str, *_: Any) -> None:
+        raise ConnectionError("rank 0 does not answer")
+
+    store = CallStore(call)
+    with pytest.raises(dist.DistStoreError, match="rank 0 does not answer") as raised:
+        ProcessGroupGloo(store, 0, 2, timedelta(seconds=5))
+    assert is_collective(raised.value)

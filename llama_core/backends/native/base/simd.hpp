@@ -232,7 +232,7 @@ inline Vec exp(Vec x) {
 #endif
 }
 
-// 2^x to 2 ulp for x <= 0, 2^-126 for less; exp2(0) is exactly 1, exp2(NaN) NaN. The minimax polynomial of 2^r for |r| <= 1/2.
+// 2^x to 3 ulp for x <= 0, 2^-126 for less; exp2(0) is exactly 1, exp2(NaN) NaN. The minimax polynomial of 2^r for |r| <= 1/2.
 inline Vec exp2(Vec x) {
     const Vec magic = splat(12582912.0f), low = splat(-126.0f);
 #if defined(__AVX512F__)

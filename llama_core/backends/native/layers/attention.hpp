@@ -76,7 +76,7 @@ struct VectorQueries {
     const Query<T>* queries;
     const int head_dim;
 
-    VectorQueries(const Query<T>* queries, int, int head_dim) : queries(queries), head_dim(head_dim) {}
+    VectorQueries(const Query<T>* queries, int /*num*/, int head_dim) : queries(queries), head_dim(head_dim) {}
     void add(int first, int num, const Chunk<T>& chunk, float scale, RunningSoftmax* running, float* sums) {
         by_rows<kGroup>(num, false, [&](auto n, auto, int) {
             add_chunk<T, n>(queries + first, chunk, head_dim, scale, running + first, sums + first * head_dim);
@@ -94,14 +94,18 @@ inline void attend_by(const Query<T>* queries, int num, const Cache<T>& cache, c
     RunningSoftmax running[kMostQueries];
     Span groups[(kMostQueries + kGroup - 1) / kGroup];
     const Span span(queries, num);
-    for (int n = 0; n < num; n++) running[n].begin(queries[n].sink);
+    for (int n = 0; n < num; n++) running[n].begin(queries[n].sink, scale * kLog2E);
     for (int n = 0; n < num; n += kGroup) groups[n / kGroup] = Span(queries + n, std::min(kGroup, num - n));
     std::memset(sums, 0, num * head_dim * sizeof(float));
     for (int begin = span.first; begin <= span.last; begin = Span::after(begin)) {
         const Chunk<T> chunk(cache, from, head_dim, begin, span);
-        for (int n = 0; n < num; n += kGroup)
-            if (groups[n / kGroup].meets_chunk(begin))
-                each.add(n, std::min(kGroup, num - n), chunk, scale * kLog2E, running, sums);
+        for (int n = 0; n < num; n += kGroup) {
+            const Span& group = groups[n / kGroup];
+            if (!group.meets_chunk(begin)) continue;
+            Chunk<T> seen = chunk;  // none of the KV tiles that only later tokens see: their values may be NaN
+            seen.count = std::min(chunk.count, Chunk<T>::kv_tiles(begin, group.last));
+            each.add(n, std::min(kGroup, num - n), seen, scale * kLog2E, running, sums);
+        }
     }
     each.finish();
     for (int n = 0; n < num; n++) {

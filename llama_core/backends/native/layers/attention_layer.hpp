@@ -124,11 +124,11 @@ class AttentionLayer {
         const int group = shape_.heads / shape_.kv_heads;
         if (!scale) scale = 1.0f / std::sqrt(float(shape_.head_dim));
         const bool direct = head_dim_ == shape_.head_dim;
-        alignas(64) T spare[kernels::kMostQueries][kernels::kMaxHeadDim];
-        Query<T> queries[kernels::kMostQueries];
+        alignas(64) T spare[kMostQueries][kernels::kMaxHeadDim];
+        Query<T> queries[kMostQueries];
         const int count = (tile.end - tile.begin) * group;
-        for (int first = 0; first < count; first += kernels::kMostQueries) {
-            const int num = std::min(kernels::kMostQueries, count - first);
+        for (int first = 0; first < count; first += kMostQueries) {
+            const int num = std::min(kMostQueries, count - first);
             for (int i = 0; i < num; i++) {
                 const int t = tile.begin + (first + i) / group, head = from.head * group + (first + i) % group;
                 T* out = to[t] + head * shape_.head_dim;

@@ -12,7 +12,8 @@
 
 namespace llama {
 
-constexpr int kKvTile = 16;  // positions
+constexpr int kKvTile = 16;        // positions
+constexpr int kMostQueries = 128;  // that read keys and values of the cache together
 
 // Keys and values of all layers. head_dim is padded to whole vectors.
 template <class T>

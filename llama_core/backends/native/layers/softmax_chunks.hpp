@@ -26,23 +26,22 @@ struct Query {
     const T* q;
     T* out;
     int first, last;
-    float sink = kLowest;
+    float sink;
 };
 
 namespace kernels {
 
 constexpr int kMaxHeadDim = 512;
-constexpr int kMostQueries = 128;  // that read a chunk of the cache together
 
 constexpr float kLog2E = 1.44269504f;
 
 // The running softmax of one query: the greatest score so far, and each lane's sum of 2^(score - greatest). A score is a product
-// of query and key times `scale`, which is positive and includes log2(e).
+// of query and key times `scale`, which is positive and includes log2(e); `most` is a product.
 struct RunningSoftmax {
-    Vec total = {};
-    float most = kLowest;
+    Vec total;
+    float most;
 
-    void begin(float sink) { most = sink * kLog2E, total = Vec{sink > kLowest ? 1.0f : 0.0f}; }
+    void begin(float sink, float scale) { most = sink * kLog2E / scale, total = Vec{sink > kLowest ? 1.0f : 0.0f}; }
 
     // Adds the products of `count` KV tiles that begin at position `begin`; the query sees positions first .. last. Writes the
     // weights of these tiles, and returns the factor by which the caller multiplies its earlier sums.
@@ -68,15 +67,15 @@ struct RunningSoftmax {
             highest = max(highest, seen[c]);
         }
         float shrink = 1.0f;
-        if (any(highest * splat(scale) > splat(most))) {
-            const float now = max(highest) * scale;
-            shrink = exp2(splat(most - now))[0];
+        if (any(highest > splat(most))) {
+            const float now = max(highest);
+            shrink = exp2(splat((most - now) * scale))[0];
             most = now;
             total = total * splat(shrink);
         }
         Vec sums = total;
         for (int c = 0; c < count; c++) {
-            Vec weight = exp2(fma(seen[c], splat(scale), splat(-most)));
+            Vec weight = exp2((seen[c] - splat(most)) * splat(scale));
             if constexpr (HidesSome) weight = select(is_seen(lanes, c, first, last), weight, Vec{});
             store(weights + c * kKvTile, weight);
             sums += weight;
@@ -132,8 +131,9 @@ struct Chunk {
             prefetch_tile(cache.keys(from.layer, next_head, from.block_table, next + c * kKvTile), head_dim);
     }
 
-  private:
     static int kv_tiles(int begin, int last) { return (std::min(last, Span::after(begin) - 1) - begin) / kKvTile + 1; }
+
+  private:
     static void prefetch_tile(const T* kv_tile, int head_dim) {
         const char* p = reinterpret_cast<const char*>(kv_tile);
         for (int line = 0; line < int(kKvTile * head_dim * sizeof(T)); line += 64) __builtin_prefetch(p + line);
