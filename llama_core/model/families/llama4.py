@@ -67,8 +67,11 @@ def _sizes(fields: Fields) -> Mapping[str, Any]:
 
 # What GGUF files do not say: llama.cpp's code has these values.
 _UNSAID = {
-    **{"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1},
-    **{"attention_chunk_size": 8192, "no_rope_layer_interval": 4},
+    "attn_temperature_tuning": True,
+    "floor_scale": 8192,
+    "attn_scale": 0.1,
+    "attention_chunk_size": 8192,
+    "no_rope_layer_interval": 4,
 }
 
 FAMILIES = (

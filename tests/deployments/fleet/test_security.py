@@ -87,7 +87,8 @@ async def test_versions_one_apart_work_together_and_further_apart_streams_are_he
         await until(lambda: stream.sequence.length > 3)
         monkeypatch.setattr("deployments.links.front_server.PROTOCOL", protocol)
         monkeypatch.setattr("deployments.links.engine_link.PROTOCOL", 2 * messages.PROTOCOL - protocol)
-        await fleet.start()
+        other = await fleet.start()
+        assert other.server is not None and len(other.server.sessions) == (protocol == messages.PROTOCOL + 1)
         first.die()
         if protocol == messages.PROTOCOL + 1:
             assert len(await read(stream)) == 20

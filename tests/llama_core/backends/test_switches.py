@@ -206,6 +206,19 @@ def test_bits_do_not_depend_on_how_the_tokens_are_computed(dtype: str, switch: s
     assert differing_ways(model_with(switch), dtype=dtype) == []
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_token_whose_values_are_nan_spoils_no_block_before_its_own(dtype: str) -> None:
+    prompts = Prompts(alone("cpu"), decoder(**SIZES | {"n_heads": 24, "head_dim": 32}), dtype=dtype)
+    expected = prompts.in_chunks([100])
+    assert isinstance(prompts.runner.backend, NativeBackend)
+    poke_embedding(prompts.runner.backend, 130, float("nan"))
+    spoiled, theirs, own = [*TOKENS[:82], 130, TOKENS[83]], prompts._blocks(5), prompts._blocks(3)
+    prompts.runner.step(StepInput(0, 0, [Row(5, 0, 84, False)], admit=[SlotInit(5, spoiled, theirs, GREEDY)]))
+    admit = [SlotInit(3, TOKENS, [*theirs[:5], *own[5:]], GREEDY)]
+    prompts.runner.step(StepInput(0, 0, [Row(3, 80, 20, True)], admit=admit))
+    assert torch.equal(prompts._logits(0), expected)
+
+
 FORMATS = [(dtype, name) for dtype in TOLERANCE for name in ("none", *QUANTIZED) if name != "fp8"]
 # Heads of whole register tiles, and inputs for K slices in every format on tile registers.
 WIDE = decoder(dim=768, n_layers=1, n_heads=12, n_kv_heads=4, head_dim=64, hidden_dim=1024, vocab_size=640)
